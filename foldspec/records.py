@@ -1,0 +1,90 @@
+"""What the rooms hand one another. Plain data; no torch at import time.
+
+Positions are 0-based. ``n`` is the position of the anchor, the last committed token, which is in no cache yet; the
+context entries are ``0 .. n-1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+__all__ = ["Completion", "Piece", "PointMass", "Proposal", "Round", "Verdict"]
+
+
+@dataclass(frozen=True)
+class PointMass:
+    """Drafted tokens that were not drawn: each one's law ``q`` puts all mass on it (an argmax draft).
+
+    The law holds its tokens, so a token can never be paired with another token's law.
+    """
+
+    tokens: tuple[int, ...]
+
+
+# The law that one request's drafts came from, tokens included. Sampled drafts will join as a second kind.
+Proposal: TypeAlias = PointMass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's answer for one request: how many drafts stand, and the target's own token after them."""
+
+    accepted: int
+    next_token: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft, one verification, one commit.
+
+    ``accepted`` counts agreeing drafts also where a stop id or the limit cut the commit short; ``committed`` is what
+    was really emitted.
+    """
+
+    anchor_pos: int
+    drafted: tuple[int, ...]
+    accepted: int
+    committed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one commit adds to a stream: text that is settled (may be empty) and the new token ids."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass
+class Completion:
+    """The result of one request.
+
+    ``token_ids`` starts with the token that prefill produced, which belongs to no round.
+    ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str = ""
+    rounds: list[Round] = field(default_factory=list)
+    first_time: float | None = None
+    last_time: float | None = None
+
+    @property
+    def tau(self) -> float | None:
+        """Committed tokens a round, the target's own included; None without a round."""
+        return sum(len(r.committed) for r in self.rounds) / len(self.rounds) if self.rounds else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds a token after the first: (t_last - t_first) / (n_out - 1); None below two tokens."""
+        if len(self.token_ids) < 2 or self.first_time is None or self.last_time is None:
+            return None
+        return (self.last_time - self.first_time) / (len(self.token_ids) - 1)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the start of the request to its first token."""
+        return self.first_time
