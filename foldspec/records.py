@@ -9,7 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Completion", "Piece", "PointMass", "Proposal", "Round", "Verdict"]
+__all__ = ["Completion", "DrafterFacts", "Piece", "PointMass", "Proposal", "Round", "Verdict"]
+
+
+@dataclass(frozen=True)
+class DrafterFacts:
+    """What a drafter's checkpoint says of the target that it was made for. ``where`` names the checkpoint in errors.
+
+    ``taps`` are 0-based layer indices; ``target_layers`` and ``mask_id`` are None where the format has none.
+    """
+
+    where: str
+    width: int
+    vocabulary: int
+    taps: tuple[int, ...]
+    target_layers: int | None
+    mask_id: int | None
 
 
 @dataclass(frozen=True)

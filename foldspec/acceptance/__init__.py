@@ -1,0 +1,22 @@
+"""The acceptance rules by name. A rule is one file and one line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from foldspec.acceptance.base import AcceptanceRule
+from foldspec.errors import UsageError
+
+__all__ = ["RULES", "make_rule"]
+
+# name -> "module:class"; imported when it is asked for
+RULES = {"exact": "foldspec.acceptance.exact:Exact"}
+
+
+def make_rule(name: str) -> AcceptanceRule:
+    """Raises :class:`UsageError` for an unknown name."""
+    if name not in RULES:
+        raise UsageError(f"unknown acceptance rule {name!r}", do=f"known: {', '.join(RULES)}")
+    module, _, attribute = RULES[name].partition(":")
+    rule: AcceptanceRule = getattr(import_module(module), attribute)()
+    return rule

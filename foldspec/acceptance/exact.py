@@ -1,0 +1,29 @@
+"""``exact``: a draft stands while it is the token that the target itself would emit. Greedy, so that is the argmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foldspec.acceptance.base import AcceptanceRule
+from foldspec.records import Proposal, Verdict
+from foldspec.sampling import greedy
+
+
+class Exact(AcceptanceRule):
+    lossless = True
+
+    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+        own = greedy(logits)
+        verdicts, row = [], 0
+        for proposal in proposals:
+            accepted = 0
+            while accepted < len(proposal.tokens) and proposal.tokens[accepted] == own[row + accepted]:
+                accepted += 1
+            verdicts.append(Verdict(accepted, own[row + accepted]))
+            row += len(proposal.tokens) + 1
+        return verdicts
+
+    def law(self) -> str:
+        return "the target's argmax at every position"

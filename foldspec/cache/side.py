@@ -1,0 +1,142 @@
+"""A drafter's context: the keys and values of every committed entry, in the copies that a context method asks for.
+
+FOLD's far read needs un-rotated keys (its side cache). The window needs rotated ones, and only the last ``W + B`` of
+them: a ring beside the un-rotated pages gives both reads without a second copy of the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from foldspec.cache.pages import PageTables, Rings
+from foldspec.cache.paged import CacheSpec, write
+from foldspec.kernels.multi_read_attention import Entries
+
+__all__ = ["DraftCache", "Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The key copies that one layer keeps for one request; values are always kept.
+
+    ``ring`` > 0 keeps only the last ``ring`` rotated keys, in place of ``rotated``, which keeps them all.
+    """
+
+    rotated: bool = False
+    unrotated: bool = False
+    ring: int = 0
+
+
+class DraftCache:
+    """Values, rotated keys, un-rotated keys [layers, slots, kv heads, width] and rings, for many requests.
+
+    An array exists once a request needs it. Block rows are written behind the committed entries as scratch: they are
+    readable in the same round and are never counted.
+    """
+
+    def __init__(
+        self, spec: CacheSpec, *, pages: int, page_size: int, max_requests: int, device: torch.device | str
+    ) -> None:
+        self.spec, self._device, self._max_requests = spec, device, max_requests
+        self.tables = PageTables(pages, page_size)
+        self._slots = pages * page_size
+        self._values = self._empty(self._slots, spec.value_width)
+        self._keys: dict[str, torch.Tensor] = {}
+        self._rings: dict[int, tuple[Rings, torch.Tensor]] = {}
+        self._layouts: dict[int, tuple[Layout, ...]] = {}
+
+    def _empty(self, slots: int, width: int) -> torch.Tensor:
+        shape = (self.spec.layers, slots, self.spec.kv_heads, width)
+        return torch.empty(shape, dtype=self.spec.dtype, device=self._device)
+
+    def open(self, request: int, layouts: tuple[Layout, ...]) -> None:
+        """Open a request that keeps ``layouts[i]`` for layer ``i``."""
+        self.tables.open(request)
+        self._adopt(request, layouts)
+
+    def _adopt(self, request: int, layouts: tuple[Layout, ...]) -> None:
+        self._layouts[request] = layouts
+        for kind in ("rotated", "unrotated"):
+            if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
+                self._keys[kind] = self._empty(self._slots, self.spec.key_width)
+        for capacity in {layout.ring for layout in layouts if layout.ring}:
+            if capacity not in self._rings:
+                ring = Rings(self._max_requests, capacity), self._empty(
+                    self._max_requests * capacity, self.spec.key_width
+                )
+                self._rings[capacity] = ring
+            self._rings[capacity][0].open(request)
+
+    def close(self, request: int) -> None:
+        self.tables.close(request)
+        for rings, _ in self._rings.values():
+            rings.close(request)
+        del self._layouts[request]
+
+    def layout(self, request: int, layer: int) -> Layout:
+        return self._layouts[request][layer]
+
+    def length(self, request: int) -> int:
+        return self.tables.length(request)
+
+    def reserve(self, request: int, entries: int) -> None:
+        """Make sure that entries below ``entries`` have slots. Raises :class:`ResourceError`."""
+        self.tables.reserve(request, entries)
+
+    def extend(self, request: int, length: int) -> None:
+        """Count the entries below ``length`` as committed, once every layer has written them."""
+        self.tables.extend(request, length)
+
+    def truncate(self, request: int, length: int) -> None:
+        """Keep exactly ``length`` entries. A ring can only go back by what it holds beyond its window, which covers a
+        block; drafters store committed entries alone, so they never go back further."""
+        self.tables.truncate(request, length)
+
+    def write_values(self, layer: int, request: int, start: int, values: torch.Tensor) -> None:
+        """Store values [n, kv heads, width] of the entries from ``start`` on."""
+        write(self._values[layer], self.tables.runs(request, start, start + len(values)), values)
+
+    def write_keys(self, layer: int, request: int, start: int, keys: torch.Tensor, *, rotated: bool) -> None:
+        """Store keys [n, kv heads, width] of the entries from ``start`` on in the copy that is kept of their kind."""
+        layout, end = self.layout(request, layer), start + len(keys)
+        if rotated and layout.ring:
+            first = max(start, end - layout.ring)
+            rings, pool = self._rings[layout.ring]
+            write(pool[layer], rings.runs(request, first, end), keys[first - start :])
+        else:
+            pool = self._keys["rotated" if rotated else "unrotated"]
+            write(pool[layer], self.tables.runs(request, start, end), keys)
+
+    def keys(self, layer: int, request: int, first: int, last: int, *, rotated: bool) -> Entries:
+        """Keys of the entries ``first .. last-1``, scratch rows included."""
+        layout = self.layout(request, layer)
+        if rotated and layout.ring:
+            rings, pool = self._rings[layout.ring]
+            return Entries(pool[layer], rings.runs(request, first, last))
+        pool = self._keys["rotated" if rotated else "unrotated"]
+        return Entries(pool[layer], self.tables.runs(request, first, last))
+
+    def values(self, layer: int, request: int, first: int, last: int) -> Entries:
+        """Values of the entries ``first .. last-1``, scratch rows included."""
+        return Entries(self._values[layer], self.tables.runs(request, first, last))
+
+    def fork(self, source: int, request: int, layouts: tuple[Layout, ...]) -> None:
+        """Open ``request`` with the entries of ``source``, which must keep every copy that ``layouts`` reads.
+
+        Pages are shared read-only but for the last; a ring is filled from the source's rotated keys.
+        """
+        copies = self.tables.fork(source, request)
+        self._adopt(request, layouts)
+        for old, new, count in copies:
+            for pool in (self._values, *self._keys.values()):
+                pool[:, new : new + count] = pool[:, old : old + count]
+        n = self.tables.length(request)
+        for layer, layout in enumerate(layouts):
+            if layout.ring:
+                first = max(0, n - layout.ring)
+                kept = self.keys(layer, source, first, n, rotated=True)
+                for slot, count in kept.runs:
+                    self.write_keys(layer, request, first, kept.data[slot : slot + count], rotated=True)
+                    first += count

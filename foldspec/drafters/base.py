@@ -1,0 +1,107 @@
+"""What the round loop asks of a drafter, whichever it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from foldspec.cache.paged import CacheSpec
+from foldspec.cache.rows import Rows
+from foldspec.context.base import DrafterLayer
+from foldspec.context.reader import ContextReader
+from foldspec.models.base import LanguageModel
+from foldspec.models.rope import Rope
+from foldspec.records import DrafterFacts, PointMass, Proposal
+
+__all__ = ["Drafter", "DrafterNetwork", "NoDrafter"]
+
+
+class DrafterNetwork(nn.Module, ABC):
+    """A drafter's weights, named as in its checkpoint, on the meta device until they are loaded.
+
+    ``layer_facts``  what a context method may know of each layer
+    ``block``   B, the rows of a block, the anchor's included
+    ``rope``    the layers' rotary embedding; ``scale`` multiplies their logits
+    ``facts``   what the drafter asks of its target
+    ``integer`` tensors that hold whole numbers
+    """
+
+    layer_facts: tuple[DrafterLayer, ...]
+    block: int
+    rope: Rope
+    scale: float
+    facts: DrafterFacts
+    integer: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """The geometry of its context."""
+
+    @abstractmethod
+    def check(self, target: LanguageModel) -> None:
+        """Look at the loaded weights once. Raises :class:`CheckpointError`."""
+
+    @abstractmethod
+    def bind(self, target: LanguageModel, reader: ContextReader) -> Drafter:
+        """The drafter that these weights make for one target and one context method."""
+
+
+class Drafter(ABC):
+    """A drafter keeps its own state of each open request: everything committed, and nothing drafted.
+
+    ``taps``        target layers whose raw outputs :meth:`absorb` wants, in this order
+    ``max_drafts``  tokens that a round can propose at most
+    """
+
+    taps: tuple[int, ...] = ()
+    max_drafts: int = 0
+
+    @abstractmethod
+    def open(self, request: int) -> None:
+        """Begin with a request. Raises :class:`ResourceError` if there is no room for it."""
+
+    @abstractmethod
+    def open_prefix(self, request: int) -> None:
+        """Begin with a request that will only be absorbed and forked, by whatever context method."""
+
+    @abstractmethod
+    def fork(self, prefix: int, request: int) -> None:
+        """Begin with a request that has absorbed what ``prefix`` has."""
+
+    @abstractmethod
+    def close(self, request: int) -> None:
+        """Forget the request and free what it held."""
+
+    @abstractmethod
+    def truncate(self, request: int, length: int) -> None:
+        """Keep exactly the first ``length`` committed entries (or all, if it holds fewer)."""
+
+    @abstractmethod
+    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+        """Take in committed rows: after each chunk of a prompt and after every commit. ``taps`` [total, width] each."""
+
+    @abstractmethod
+    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+        """For each request, at most ``budgets[i]`` tokens to follow its anchor ``tokens[i]`` at ``anchors.starts[i]``."""
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: every round is one plain decoding step."""
+
+    def open(self, request: int) -> None: ...
+
+    def open_prefix(self, request: int) -> None: ...
+
+    def fork(self, prefix: int, request: int) -> None: ...
+
+    def close(self, request: int) -> None: ...
+
+    def truncate(self, request: int, length: int) -> None: ...
+
+    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None: ...
+
+    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+        return [PointMass(()) for _ in tokens]

@@ -1,0 +1,260 @@
+"""DFlash: a small network that reads the target's tapped states and fills a block of masks in one pass.
+
+Both published formats (``drafters.md`` of the design calls them z-lab and DeepSpec) share the network:
+
+    c_j = rms(fc [taps of token j])                        one context row a committed token, the same for all layers
+    K, V of layer l = k_norm(Wk c), Wv c                    stored once, when the token is committed
+    block = [anchor, MASK x (B-1)] at positions n .. n+B-1  reads the context and itself
+
+They differ in what row ``r`` predicts: the token at ``n + r`` (z-lab: B-1 drafts, row 0 unused) or at ``n + r + 1``
+(DeepSpec: B drafts). The wrong shift loses all acceptance without a sound, so it is chosen by architecture alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from foldspec.cache.paged import CacheSpec
+from foldspec.cache.rows import Rows
+from foldspec.context.base import DrafterLayer
+from foldspec.context.reader import ContextReader
+from foldspec.drafters.base import Drafter, DrafterNetwork
+from foldspec.errors import CheckpointError
+from foldspec.models.base import LanguageModel
+from foldspec.models.config import ModelConfig
+from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU
+from foldspec.models.rope import Rope
+from foldspec.records import DrafterFacts, PointMass, Proposal
+from foldspec.sampling import greedy
+
+__all__ = ["DFlash", "DFlashConfig", "DFlashNetwork"]
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """A drafter's config.json, both formats and both spellings of each.
+
+    ``block``        B, rows of a block, the anchor's included
+    ``first_row``    the first row whose prediction is used: 1 (z-lab) or 0 (DeepSpec)
+    ``draft_ids``    size of a restricted draft vocabulary, or None for the target's whole vocabulary
+    """
+
+    geometry: Geometry
+    rope: Rope
+    layers: tuple[DrafterLayer, ...]
+    block: int
+    first_row: int
+    mask_id: int
+    taps: tuple[int, ...]
+    vocabulary: int
+    target_layers: int | None
+    attention_bias: bool
+    own_embedding: bool
+    own_head: bool
+    draft_ids: int | None
+    where: str
+
+    @property
+    def facts(self) -> DrafterFacts:
+        return DrafterFacts(
+            self.where, self.geometry.width, self.vocabulary, self.taps, self.target_layers, self.mask_id
+        )
+
+    @property
+    def max_drafts(self) -> int:
+        return self.block - self.first_row
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str]) -> DFlashConfig:
+        """``tensors`` are the names in the checkpoint. Raises :class:`CheckpointError`: no value is guessed."""
+        name = config.architecture
+        if name == "DFlashDraftModel":
+            nested, first_row = config.part("dflash_config"), 1
+        elif name == "Qwen3DSparkModel":
+            nested, first_row = config, 0
+            if config.whole("markov_rank", 0, low=0) or any(t.startswith("markov_head.") for t in tensors):
+                raise config.error("a DSpark drafter (markov_rank > 0) is not supported", do="use a DFlash drafter")
+        else:
+            raise config.error(f"unknown drafter architecture {name!r}", do="known: DFlashDraftModel, Qwen3DSparkModel")
+        config.refuse(hidden_act="silu", quantization_config=None)
+        nested.refuse(
+            use_swa=False,
+            swa_window_size=None,
+            attention_sink_bias=False,
+            input_embedding_scale=1.0,
+            output_multiplier=1.0,
+            final_logit_softcapping=None,
+        )
+        config.refuse(final_logit_softcapping=None)
+        geometry = Geometry.from_config(config)
+        if not config.has("head_dim"):  # the drafter's own; deriving it would be a guess
+            raise config.error("head_dim is missing")
+        block = nested if nested.has("block_size") else config
+        return cls(
+            geometry=geometry,
+            rope=Rope.from_config(config, geometry.head_dim),
+            layers=_layers(config, nested, geometry.layers),
+            block=block.whole("block_size", low=1 + first_row),
+            first_row=first_row,
+            mask_id=nested.whole("mask_token_id", low=0),
+            taps=nested.wholes("target_layer_ids"),
+            vocabulary=config.whole("vocab_size"),
+            target_layers=config.whole("num_target_layers") if config.has("num_target_layers") else None,
+            attention_bias=config.flag("attention_bias"),
+            own_embedding="embed_tokens.weight" in tensors,
+            own_head="lm_head.weight" in tensors,
+            draft_ids=config.whole("draft_vocab_size") if "d2t" in tensors else None,
+            where=config.where,
+        )
+
+
+def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[DrafterLayer, ...]:
+    """Layer kinds: ``layer_types`` and ``sliding_window`` decide. Sliding layers are causal inside the block and full
+    ones are not, unless ``is_causal`` (or the format's own ``causal``) says otherwise for all."""
+    kinds = config.get("layer_types", list, ["full_attention"] * count)
+    if len(kinds) != count:
+        raise config.error(f"layer_types has {len(kinds)} entries for {count} layers")
+    causal: bool | None = None
+    if config.has("is_causal"):
+        causal = config.flag("is_causal")
+    elif nested.has("causal"):
+        causal = nested.flag("causal")
+    layers = []
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise config.error(f"unknown layer type {kind!r}")
+        sliding = kind == "sliding_attention"
+        window = config.whole("sliding_window") if sliding else None
+        layers.append(DrafterLayer(window, sliding if causal is None else causal))
+    return tuple(layers)
+
+
+class Block(nn.Module):
+    def __init__(self, g: Geometry, *, bias: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(g.width, g.eps)
+        self.self_attn = Projections(g, head_norm=True, bias=bias, bias_out=bias)
+        self.post_attention_layernorm = RMSNorm(g.width, g.eps)
+        self.mlp = SwiGLU(g.width, g.inner)
+
+
+class DFlashNetwork(DrafterNetwork):
+    """The weights, named as in the checkpoint. Embedding and head are the target's where the file has none."""
+
+    d2t: torch.Tensor
+    integer = frozenset({"d2t"})
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        g = config.geometry
+        self.config, self.facts = config, config.facts
+        self.block, self.layer_facts = config.block, config.layers
+        self.rope, self.scale = config.rope, g.head_dim**-0.5
+        self.fc = Linear(len(config.taps) * g.width, g.width)
+        self.hidden_norm = RMSNorm(g.width, g.eps)
+        self.layers = nn.ModuleList(Block(g, bias=config.attention_bias) for _ in range(g.layers))
+        self.norm = RMSNorm(g.width, g.eps)
+        if config.own_embedding:
+            self.embed_tokens = Embedding(config.vocabulary, g.width)
+        if config.own_head:
+            self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary)
+        if config.draft_ids:
+            self.register_buffer("d2t", torch.empty(config.draft_ids, dtype=torch.int64, device="meta"))
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str]) -> DFlashNetwork:
+        """Raises :class:`CheckpointError`."""
+        return cls(DFlashConfig.from_config(config, tensors))
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        g = self.config.geometry
+        return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """[draft ids] the target's id of each draft id, where the draft vocabulary is restricted."""
+        if not self.config.draft_ids:
+            return None
+        return self.d2t + torch.arange(self.config.draft_ids, device=self.d2t.device)
+
+    def check(self, target: LanguageModel) -> None:
+        ids = self.target_ids
+        if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary):
+            raise CheckpointError(f"d2t maps outside the {target.vocabulary} ids of the target", where=self.config.where)
+
+    def bind(self, target: LanguageModel, reader: ContextReader) -> DFlash:
+        return DFlash(self, target, reader)
+
+
+class DFlash(Drafter):
+    """The network at work for one target and one context method."""
+
+    def __init__(self, network: DFlashNetwork, target: LanguageModel, reader: ContextReader) -> None:
+        self._network, self._reader = network, reader
+        config = network.config
+        self._config = config
+        self.taps, self.max_drafts = config.taps, config.max_drafts
+        self._embed = network.embed_tokens if config.own_embedding else target.embed
+        self._target_ids = network.target_ids
+        if config.own_head:
+            self._head = network.lm_head.weight
+        else:
+            head = target.head_weight
+            self._head = head if self._target_ids is None else head[self._target_ids]
+
+    def open(self, request: int) -> None:
+        self._reader.open(request)
+
+    def open_prefix(self, request: int) -> None:
+        self._reader.open_prefix(request)
+
+    def fork(self, prefix: int, request: int) -> None:
+        self._reader.fork(prefix, request)
+
+    def close(self, request: int) -> None:
+        self._reader.close(request)
+
+    def truncate(self, request: int, length: int) -> None:
+        self._reader.truncate(request, min(length, self._reader.length(request)))
+
+    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+        net = self._network
+        context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
+        keys = [block.self_attn.keys(context) for block in net.layers]
+        values = [block.self_attn.values(context) for block in net.layers]
+        self._reader.absorb(rows, keys, values)
+
+    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+        # A request with no budget sits the round out; the others always draft whole blocks, as the network was trained.
+        drafting = [i for i, budget in enumerate(budgets) if budget > 0]
+        proposals: list[Proposal] = [PointMass(()) for _ in budgets]
+        if drafting:
+            drafts = self._draft(
+                [anchors.requests[i] for i in drafting], [anchors.starts[i] for i in drafting], [tokens[i] for i in drafting]
+            )
+            for i, draft in zip(drafting, drafts, strict=True):
+                proposals[i] = PointMass(tuple(draft[: budgets[i]]))
+        return proposals
+
+    def _draft(self, requests: list[int], starts: list[int], tokens: list[int]) -> list[list[int]]:
+        """The argmax tokens of one block a request."""
+        net, block = self._network, self._config.block
+        rows = Rows.of(requests, starts, [block] * len(requests))
+        ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
+        x = self._embed(torch.tensor(ids, device=net.fc.weight.device).flatten())
+        self._reader.begin(rows)
+        for i, layer in enumerate(net.layers):
+            attention: Projections = layer.self_attn
+            h = layer.input_layernorm(x)
+            o = self._reader.attend(i, rows, attention.queries(h), attention.keys(h), attention.values(h))
+            x = x + attention.output(o)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        used = net.norm(x.view(len(requests), block, -1)[:, self._config.first_row :].flatten(0, 1))
+        drafts = torch.tensor(greedy(nn.functional.linear(used, self._head)))
+        if self._target_ids is not None:
+            drafts = self._target_ids[drafts.to(self._target_ids.device)].cpu()
+        return drafts.view(len(requests), -1).tolist()

@@ -1,0 +1,45 @@
+"""Definition of multi-read attention: dense scores and masks, accumulation in fp32 or better. Copies K and V freely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foldspec.kernels.multi_read_attention import Entries, Facts, Output, ReadArgs
+
+
+def supports(facts: Facts) -> str | None:
+    return None
+
+
+def gather(entries: Entries, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """[heads, entries, width]: the entries in order, each kv head repeated for the query heads that share it."""
+    dense = torch.cat([entries.data[slot : slot + count] for slot, count in entries.runs] or [entries.data[:0]])
+    dense = dense.transpose(0, 1).to(dtype)
+    return dense.repeat_interleave(heads // dense.shape[0], dim=0)
+
+
+def multi_read_attention(batch: Sequence[Sequence[ReadArgs]]) -> list[Output]:
+    return [_one(reads) for reads in batch]
+
+
+def _one(reads: Sequence[ReadArgs]) -> Output:
+    outs, lses = [], []
+    for read in reads:
+        wide = torch.promote_types(read.q.dtype, torch.float32)
+        q = read.q.to(wide).transpose(0, 1)
+        keys, values = (gather(e, q.shape[0], wide) for e in (read.keys, read.values))
+        column = torch.arange(keys.shape[1], device=q.device)
+        first, last = (torch.tensor(b, device=q.device)[:, None] for b in (read.first, read.last))
+        seen = (column >= first) & (column < last)
+        scores = (read.scale * (q @ keys.transpose(1, 2))).masked_fill(~seen, -torch.inf)
+        # A row that sees nothing has softmax NaN: its weight below is 0 by count, and 0 * NaN must not survive.
+        empty = ~seen.any(-1)
+        lses.append(scores.logsumexp(-1) if keys.shape[1] else scores.new_full(scores.shape[:2], -torch.inf))
+        outs.append((scores.softmax(-1).masked_fill(empty[:, None], 0.0) @ values))
+    lse = torch.stack(lses)
+    exponent = torch.tensor([read.exponent for read in reads], dtype=lse.dtype, device=lse.device)
+    weight = (exponent[:, None, None] * lse).softmax(0).nan_to_num(0.0)
+    out = (weight[..., None] * torch.stack(outs)).sum(0)
+    return Output(out.transpose(0, 1).to(reads[0].q.dtype), lse.transpose(1, 2))

@@ -1,0 +1,154 @@
+"""From names to a pair in memory: find both checkpoints, check them against each other, then read the weights.
+
+Two steps, so that whatever is wrong with a pair is said before gigabytes are read: :func:`find_pair` looks at configs
+and file headers alone, :func:`load_pair` reads the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from foldspec.checkpoints.embedded import embedded_path
+from foldspec.checkpoints.pairing import check_pair
+from foldspec.checkpoints.registry import Pair, Source, find
+from foldspec.checkpoints.resolve import resolve
+from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
+from foldspec.drafters import make_network
+from foldspec.drafters.base import DrafterNetwork
+from foldspec.errors import UsageError
+from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import LanguageModel, model_class
+from foldspec.models.config import ModelConfig
+from foldspec.options import EngineOptions
+from foldspec.text.chat import ChatTemplate
+from foldspec.text.tokenizer import Tokenizer, stop_ids
+
+__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "load_pair"]
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found: its folder, config and tensor headers. ``source`` is what the user would name."""
+
+    folder: Path
+    config: ModelConfig
+    weights: Weights
+    source: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class FoundPair:
+    """A target and perhaps a drafter that fit together; no weight is in memory yet."""
+
+    entry: Pair | None
+    target: Checkpoint
+    model: LanguageModel
+    drafter: Checkpoint | None
+    network: DrafterNetwork | None
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    stop_ids: frozenset[int]
+
+
+def find_pair(
+    pair: str | None,
+    target: str | None,
+    drafter: str | None,
+    *,
+    options: EngineOptions,
+    kernels: Kernels,
+    progress: Progress | None = None,
+) -> FoundPair:
+    """Find a pair of the registry, or a target and a drafter by folder or hub id. ``target`` and ``drafter`` replace a
+    pair's own; ``drafter="none"`` leaves it out.
+
+    Raises :class:`UsageError`, :class:`CheckpointError`, :class:`PairError` or :class:`ResourceError`.
+    """
+    entry = find(pair) if pair is not None else None
+    if target is None and entry is None:
+        raise UsageError("no checkpoint named", do="name a pair, or a target with --target")
+    if drafter == "lookup":
+        raise UsageError("prompt lookup is not built yet", where="--drafter", do="name a drafter, or none")
+    target_source = Source(repo=target) if target is not None else entry.target if entry else Source()
+    drafter_source = Source(repo=drafter) if drafter is not None else entry.drafter if entry else None
+    if drafter == "none":
+        drafter_source = None
+
+    found = _find(target_source, options, progress)
+    model = model_class(found.config).from_config(found.config, tuple(found.weights.entries), kernels)
+    _check_shapes(model, found.weights, model.parameter_name)
+    found_drafter, network = None, None
+    if drafter_source is not None:
+        found_drafter = _find(drafter_source, options, progress)
+        network = make_network(found_drafter.config, tuple(found_drafter.weights.entries))
+        check_pair(
+            network.facts,
+            target=str(found.folder),
+            width=model.width,
+            layers=model.layer_count,
+            vocabulary=model.vocabulary,
+        )
+        _check_shapes(network, found_drafter.weights, lambda name: name, network.integer)
+    tokenizer = Tokenizer.load(found.folder)
+    return FoundPair(
+        entry=entry,
+        target=found,
+        model=model,
+        drafter=found_drafter,
+        network=network,
+        tokenizer=tokenizer,
+        template=ChatTemplate.load(found.folder),
+        stop_ids=frozenset(stop_ids(found.folder, found.config.values, tokenizer)),
+    )
+
+
+def load_pair(
+    found: FoundPair, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> None:
+    """Read the weights of both into the modules of ``found``, one tensor at a time."""
+    load_into(
+        found.model,
+        found.target.weights,
+        dtype=dtype,
+        device=device,
+        rename=found.model.parameter_name,
+        progress=progress,
+    )
+    if found.network is not None and found.drafter is not None:
+        load_into(
+            found.network,
+            found.drafter.weights,
+            dtype=dtype,
+            device=device,
+            integer=found.network.integer,
+            progress=progress,
+        )
+        found.network.check(found.model)
+
+
+def _find(source: Source, options: EngineOptions, progress: Progress | None) -> Checkpoint:
+    if source.embedded:
+        folder = embedded_path(
+            source.embedded, cache_dir=options.cache_dir, offline=options.offline, progress=progress
+        )
+        named: dict[str, str | None] = {"name": source.embedded, "revision": None}
+    else:
+        assert source.repo is not None
+        resolved = resolve(source.repo, revision=source.revision, offline=options.offline, progress=progress)
+        folder, named = resolved.path, {"name": source.repo, "revision": resolved.revision}
+    return Checkpoint(folder, ModelConfig.read(folder), read_headers(folder), named)
+
+
+def _check_shapes(
+    module: torch.nn.Module,
+    weights: Weights,
+    rename: Callable[[str], str | None],
+    integer: frozenset[str] = frozenset(),
+) -> None:
+    check(weights, {k: tuple(t.shape) for k, t in module.state_dict().items()}, rename=rename, integer=integer)

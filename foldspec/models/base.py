@@ -1,0 +1,92 @@
+"""What every target model offers, and where its class is found from config.json."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.rows import Rows
+from foldspec.kernels.dispatch import Kernels
+from foldspec.models.config import ModelConfig
+
+__all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
+
+# architecture -> "module:class"; imported when it is asked for
+ARCHITECTURES = {"LlamaForCausalLM": "foldspec.models.llama:Llama"}
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """One forward over packed rows, causal, stored in the cache.
+
+    ``taps``       layer indices whose raw outputs are wanted (residual stream after the layer)
+    ``head_rows``  packed rows whose logits are wanted; None for all
+    """
+
+    rows: Rows
+    taps: tuple[int, ...] = ()
+    head_rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """``logits`` [head rows, vocabulary] fp32 or better; ``taps`` one [total, width] for each tapped layer."""
+
+    logits: torch.Tensor
+    taps: tuple[torch.Tensor, ...]
+
+
+class LanguageModel(nn.Module, ABC):
+    """A target: built on the meta device from its config, then filled with a checkpoint's tensors by name."""
+
+    vocabulary: int
+    width: int
+    layer_count: int
+    max_positions: int
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> LanguageModel:
+        """``tensors`` are the names in the checkpoint: some parts exist by presence. Raises :class:`CheckpointError` for a missing value or one that is not supported."""
+
+    @abstractmethod
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """The pool that this model's keys and values need."""
+
+    @abstractmethod
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> embedding rows [n, width]."""
+
+    @abstractmethod
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better."""
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> torch.Tensor:
+        """[vocabulary, width]; the embedding table where the two are tied."""
+
+    @abstractmethod
+    def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
+        """ids [total] of the plan's rows. Stores their keys and values in the cache and counts them in."""
+
+    @staticmethod
+    def parameter_name(tensor: str) -> str | None:
+        """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
+        return tensor
+
+
+def model_class(config: ModelConfig) -> type[LanguageModel]:
+    """Raises :class:`CheckpointError` for an architecture that foldspec does not know."""
+    name = config.architecture
+    if name not in ARCHITECTURES:
+        raise config.error(f"unknown target architecture {name!r}", do=f"known: {', '.join(sorted(ARCHITECTURES))}")
+    module, _, attribute = ARCHITECTURES[name].partition(":")
+    found: type[LanguageModel] = getattr(import_module(module), attribute)
+    return found

@@ -1,0 +1,93 @@
+"""config.json through checked getters: a value that is missing or of the wrong kind is named, never guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foldspec.errors import CheckpointError
+
+__all__ = ["ModelConfig"]
+
+
+class ModelConfig:
+    """One config.json (or a part of it) and the name to use for it in errors."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelConfig:
+        """Read ``folder/config.json``. Raises :class:`CheckpointError`."""
+        path = Path(folder) / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError("no config.json", where=str(folder), do="name a checkpoint folder") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"cannot be read as JSON ({error})", where=str(path)) from None
+        if not isinstance(values, dict):
+            raise CheckpointError("is not a JSON object", where=str(path))
+        return cls(values, str(path))
+
+    def error(self, what: str, do: str = "") -> CheckpointError:
+        return CheckpointError(what, where=self.where, do=do)
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def part(self, key: str) -> ModelConfig:
+        """A nested object; an empty one where the key is absent."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.error(f"{key} must be an object, not {value!r}")
+        return ModelConfig(value, f"{self.where} {key}")
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """The value, of ``kind``. Without a default (None), an absent key or null is an error."""
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise self.error(f"{key} is missing")
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.error(f"{key} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
+        return value
+
+    def whole(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        value: int = self.get(key, int, default)
+        if value < low:
+            raise self.error(f"{key} must be at least {low}, not {value}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self.get(key, (int, float), default))
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return bool(self.get(key, bool, default))
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        value = self.get(key, list)
+        if not value or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
+            raise self.error(f"{key} must be a list of whole numbers, not {value!r}")
+        return tuple(value)
+
+    @property
+    def architecture(self) -> str:
+        """The first entry of ``architectures``."""
+        value = self.get("architectures", list)
+        if not value or not isinstance(value[0], str):
+            raise self.error(f"architectures must name a class, not {value!r}")
+        return value[0]
+
+    def refuse(self, **harmless: Any) -> None:
+        """Refuse keys that change the maths and are not supported; ``harmless`` gives the values that change nothing."""
+        for key, neutral in harmless.items():
+            value = self.values.get(key)
+            if value is not None and value != neutral:
+                raise self.error(f"{key} = {value!r} is not supported")

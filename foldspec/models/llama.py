@@ -1,0 +1,133 @@
+"""Llama, and with it SmolLM2 and whatever else declares ``LlamaForCausalLM``. Maths: pre-norm block, RoPE, SwiGLU.
+
+    x <- x + Wo attention(rms(x));   x <- x + down(silu(gate h) * up h), h = rms(x);   logits = head(rms(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.rows import Rows
+from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import ForwardOutput, ForwardPlan, LanguageModel
+from foldspec.models.config import ModelConfig
+from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU, causal_attention
+from foldspec.models.rope import Rope, rotate
+
+__all__ = ["Llama"]
+
+
+class Block(nn.Module):
+    def __init__(self, g: Geometry, *, attention_bias: bool, mlp_bias: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(g.width, g.eps)
+        self.self_attn = Projections(g, bias=attention_bias, bias_out=attention_bias)
+        self.post_attention_layernorm = RMSNorm(g.width, g.eps)
+        self.mlp = SwiGLU(g.width, g.inner, bias=mlp_bias)
+
+
+class Backbone(nn.Module):
+    def __init__(self, g: Geometry, vocabulary: int, *, attention_bias: bool, mlp_bias: bool) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(vocabulary, g.width)
+        self.layers = nn.ModuleList(
+            Block(g, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers)
+        )
+        self.norm = RMSNorm(g.width, g.eps)
+
+
+class Llama(LanguageModel):
+    def __init__(
+        self,
+        geometry: Geometry,
+        rope: Rope,
+        kernels: Kernels,
+        *,
+        vocabulary: int,
+        max_positions: int,
+        tied: bool,
+        attention_bias: bool = False,
+        mlp_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.geometry, self.rope, self.kernels = geometry, rope, kernels
+        self.vocabulary, self.width, self.layer_count = vocabulary, geometry.width, geometry.layers
+        self.max_positions = max_positions
+        self.model = Backbone(geometry, vocabulary, attention_bias=attention_bias, mlp_bias=mlp_bias)
+        self.lm_head = None if tied else Linear(geometry.width, vocabulary)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> Llama:
+        config.refuse(hidden_act="silu", quantization_config=None, pretraining_tp=1)
+        geometry = Geometry.from_config(config)
+        return cls(
+            geometry,
+            Rope.from_config(config, geometry.head_dim),
+            kernels,
+            vocabulary=config.whole("vocab_size"),
+            max_positions=config.whole("max_position_embeddings"),
+            # a head in the file wins: some exports declare tied embeddings and ship a head of their own
+            tied=config.flag("tie_word_embeddings") and "lm_head.weight" not in tensors,
+            attention_bias=config.flag("attention_bias"),
+            mlp_bias=config.flag("mlp_bias"),
+        )
+
+    @staticmethod
+    def parameter_name(tensor: str) -> str | None:
+        # old exports carry the rotary frequencies, which follow from the config
+        return None if tensor.endswith("rotary_emb.inv_freq") else tensor
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        g = self.geometry
+        return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_tokens(ids)
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        logits = nn.functional.linear(x, self.head_weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
+        rows = plan.rows
+        cache.begin(rows)
+        cos_sin = self._rotation(rows, ids.device)
+        x = self.embed(ids)
+        taps = {}
+        for i, block in enumerate(self.model.layers):
+            x = self._block(block, i, x, rows, cos_sin, cache)
+            if i in plan.taps:
+                taps[i] = x
+        if plan.head_rows is not None:
+            x = x[torch.tensor(plan.head_rows, dtype=torch.int64, device=x.device)]
+        logits = self.head(self.model.norm(x)) if len(x) else x.new_empty(0, self.vocabulary)
+        return ForwardOutput(logits, tuple(taps[i] for i in plan.taps))
+
+    def _rotation(self, rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        end = max(start + count for start, count in zip(rows.starts, rows.counts, strict=True))
+        return self.rope.between(0, end, rows.positions(device))
+
+    def _block(
+        self,
+        block: nn.Module,
+        index: int,
+        x: torch.Tensor,
+        rows: Rows,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        cache: PagedCache,
+    ) -> torch.Tensor:
+        attention: Projections = block.self_attn
+        h = block.input_layernorm(x)
+        cache.append(index, rows, rotate(attention.keys(h), *cos_sin), attention.values(h))
+        q = rotate(attention.queries(h), *cos_sin)
+        o = causal_attention(q, cache, index, rows, self.kernels, self.geometry.head_dim**-0.5)
+        x = x + attention.output(o)
+        return x + block.mlp(block.post_attention_layernorm(x))

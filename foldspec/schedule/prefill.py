@@ -1,0 +1,43 @@
+"""Prefill: a prompt through the target in chunks, the drafter taking in each chunk's taps at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from foldspec.cache.paged import PagedCache
+from foldspec.cache.rows import Rows
+from foldspec.drafters.base import Drafter
+from foldspec.models.base import ForwardPlan, LanguageModel
+
+__all__ = ["prefill"]
+
+
+@torch.inference_mode()
+def prefill(
+    request: int,
+    prompt: Sequence[int],
+    *,
+    model: LanguageModel,
+    cache: PagedCache,
+    drafter: Drafter,
+    chunk: int,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> torch.Tensor:
+    """Store the whole prompt of an open request; return the logits [1, vocabulary] of its last token.
+
+    ``progress(done, total)`` is called after each chunk, in tokens. An exception it raises ends the prefill.
+    """
+    logits = torch.empty(0)
+    for start in range(0, len(prompt), chunk):
+        ids = torch.tensor(prompt[start : start + chunk], device=device)
+        rows = Rows.of([request], [start], [len(ids)])
+        last = start + len(ids) == len(prompt)
+        output = model(ids, ForwardPlan(rows, drafter.taps, (len(ids) - 1,) if last else ()), cache)
+        drafter.absorb(rows, output.taps)
+        logits = output.logits
+        if progress is not None:
+            progress(start + len(ids), len(prompt))
+    return logits

@@ -1,0 +1,79 @@
+"""The round loop: one draft, one verification, one commit, one truncate, for any number of requests at once.
+
+Nothing here knows which drafter, which reading of the context or which rule is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foldspec.acceptance.base import AcceptanceRule
+from foldspec.cache.paged import PagedCache
+from foldspec.cache.rows import Rows
+from foldspec.drafters.base import Drafter
+from foldspec.models.base import ForwardPlan, LanguageModel
+from foldspec.records import Round
+from foldspec.schedule.request import Request
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """A target, its cache, a drafter and a rule at work. ``draft_tokens`` caps the drafts that are verified a round."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: PagedCache,
+        drafter: Drafter,
+        rule: AcceptanceRule,
+        *,
+        device: torch.device,
+        draft_tokens: int | None = None,
+    ) -> None:
+        self.model, self.cache, self.drafter, self.rule = model, cache, drafter, rule
+        self._device = device
+        self._most = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
+
+    @torch.inference_mode()
+    def round(self, requests: Sequence[Request]) -> list[Round]:
+        """Advance each request, none of them done, by at least one token."""
+        ids = [r.id for r in requests]
+        starts = [r.anchor_pos for r in requests]
+        anchors = [r.output[-1] for r in requests]
+        budgets = [max(0, min(self._most, r.draft_budget)) for r in requests]
+
+        proposals = self.drafter.propose(Rows.of(ids, starts, [1] * len(ids)), anchors, budgets)
+
+        blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
+        rows = Rows.of(ids, starts, [len(block) for block in blocks])
+        tokens = torch.tensor([token for block in blocks for token in block], device=self._device)
+        output = self.model(tokens, ForwardPlan(rows, self.drafter.taps), self.cache)
+        verdicts = self.rule.decide(output.logits, proposals)
+
+        rounds = []
+        for request, proposal, verdict in zip(requests, proposals, verdicts, strict=True):
+            position = request.anchor_pos
+            committed = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
+            rounds.append(Round(position, proposal.tokens, verdict.accepted, committed))
+            request.rounds.append(rounds[-1])
+        self._keep(requests, rows, output.taps)
+        return rounds
+
+    def _keep(self, requests: Sequence[Request], rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+        """Every cache keeps the committed entries and nothing else; the drafter takes in the new ones."""
+        for request in requests:
+            self.cache.truncate(request.id, request.anchor_pos)
+            self.drafter.truncate(request.id, request.anchor_pos)
+        going = [(request, start, packed) for request, (_, start, packed) in zip(requests, rows, strict=True) if not request.done]
+        if not going:
+            return
+        kept = [packed.start + i for request, start, packed in going for i in range(request.anchor_pos - start)]
+        new = Rows.of(
+            [request.id for request, _, _ in going],
+            [start for _, start, _ in going],
+            [request.anchor_pos - start for request, start, _ in going],
+        )
+        self.drafter.absorb(new, taps if len(kept) == rows.total else [tap[kept] for tap in taps])

@@ -1,0 +1,108 @@
+"""Text that grows with its tokens and is never taken back.
+
+Decoding ids one by one is wrong (characters span tokens, the first token loses its space), decoding all of them at
+every commit is slow. A stream decodes its new ids behind the last few old ones, and holds back what a later id could
+still change. What that is depends on the decoder:
+
+``token``   nothing: each token has its own text, whatever follows
+``bytes``   (ByteLevel) an unfinished character, which decodes to one U+FFFD at the end
+``runs``    (ByteFallback) the last run of ``<0xNN>`` tokens: one bad byte turns every character of its run to U+FFFD
+``end``     everything: a decoder whose habits are unknown here is decoded once, in ``finish``
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from foldspec.text.tokenizer import Tokenizer
+
+__all__ = ["TextStream"]
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>")
+UNFINISHED = "\ufffd"
+# Old ids that new ones are decoded behind. One shields them from what a decoder does to a first token; four hold the
+# whole of a character that ends with them, since no character has more than four bytes and no token fewer than one.
+CONTEXT = 4
+
+
+class TextStream:
+    """The text of one request: pieces of :meth:`push` and :meth:`finish`, joined, equal ``decode`` of all the ids.
+
+    A push costs as much as its own ids, however long the text is (an id is held back at most once). Without a
+    tokenizer the text is empty.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._rule = "end" if tokenizer is None else _rule(tokenizer.decoder)
+        self._context: list[int] = []  # the last ids whose text is out, but for an unfinished character
+        self._held: list[int] = []  # ids not decoded yet
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Add ids; the text that they settle (may be empty)."""
+        if self._tokenizer is None:
+            return ""
+        new = self._tokenizer.visible(ids)
+        cut = self._settled(new)
+        if not cut:
+            self._held += new
+            return ""
+        ready, self._held = self._held + new[:cut], new[cut:]
+        return self._decode(ready)
+
+    def finish(self) -> str:
+        """The rest of the text; nothing may be pushed afterwards."""
+        if self._tokenizer is None:
+            return ""
+        text = self._decode(self._held, last=True)
+        self._context, self._held = [], []
+        return text
+
+    def _settled(self, ids: list[int]) -> int:
+        """How many of the new ids can be decoded now, together with all that is held."""
+        if self._rule in ("token", "bytes"):
+            return len(ids)
+        if self._rule == "end":
+            return 0
+        cut = len(ids)
+        while cut and self._is_byte(ids[cut - 1]):
+            cut -= 1
+        return cut
+
+    def _is_byte(self, token_id: int) -> bool:
+        assert self._tokenizer is not None
+        return BYTE_TOKEN.fullmatch(self._tokenizer.token(token_id) or "") is not None
+
+    def _decode(self, ids: list[int], last: bool = False) -> str:
+        assert self._tokenizer is not None
+        shown = len(self._finished(self._tokenizer.decode(self._context)))
+        span = self._context + ids
+        text = self._tokenizer.decode(span)
+        self._context = span[-CONTEXT:]
+        return (text if last else self._finished(text))[shown:]
+
+    def _finished(self, text: str) -> str:
+        return text.removesuffix(UNFINISHED) if self._rule == "bytes" else text
+
+
+def _rule(decoder: Mapping[str, Any] | None) -> str:
+    """What text of this decoder a later token can change (see the module's head)."""
+    if decoder is None:
+        return "token"
+    parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    names = [part["type"] for part in parts]
+    if names == ["ByteLevel"]:
+        return "bytes"
+    if names in (["Metaspace"], ["WordPiece"]):
+        return "token"
+    # SentencePiece as Llama 2, Gemma and Mistral spell it; a part with other arguments has other habits
+    spaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    known = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]
+    if parts and all(part in known for part in parts):
+        order = [known.index(part) for part in parts]
+        if order == sorted(set(order)):
+            return "runs"
+    return "end"

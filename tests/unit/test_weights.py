@@ -1,0 +1,147 @@
+"""Loading safetensors: values, casts, several shards, names, and the memory it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from foldspec.checkpoints import weights as W
+
+
+class Net(nn.Module):
+    """Two parameters, a persistent buffer of ids and one that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 5)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("d2t", torch.zeros(4, dtype=torch.int64))
+
+
+def meta() -> Net:
+    with torch.device("meta"):
+        return Net()
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "inner.weight": torch.randn(5, 3, generator=generator).to(dtype),
+        "inner.bias": torch.randn(5, generator=generator).to(dtype),
+        "scale": torch.tensor(2.0, dtype=dtype),
+        "d2t": torch.arange(4),
+    }
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+def test_every_value_arrives_cast(tmp_path, kept, held):
+    saved = tensors(kept)
+    save_file(saved, tmp_path / "model.safetensors")
+    net, steps = meta(), []
+    W.load_into(
+        net,
+        W.read_headers(tmp_path),
+        dtype=held,
+        device="cpu",
+        integer={"d2t"},
+        progress=lambda *step: steps.append(step),
+    )
+    for key, tensor in net.state_dict().items():
+        assert torch.equal(tensor, saved[key] if key == "d2t" else saved[key].to(held))
+    assert isinstance(net.inner.weight, nn.Parameter) and not net.inner.weight.requires_grad
+    size = sum(t.nbytes for t in saved.values())
+    assert steps[0] == ("load", 0, size) and steps[-1] == ("load", size, size)
+    net.inner(torch.zeros(1, 3, dtype=held))
+
+
+def test_tensors_larger_than_a_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(W, "_CHUNK", 16)
+    saved = tensors(torch.bfloat16)
+    save_file(saved, tmp_path / "model.safetensors")
+    net = meta()
+    W.load_into(net, W.read_headers(tmp_path), dtype=torch.float32, device="cpu", integer={"d2t"})
+    assert torch.equal(net.inner.weight, saved["inner.weight"].float())
+
+
+def test_shards_linked_as_in_the_hubs_cache(tmp_path):
+    saved = tensors()
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "c0ffee"
+    blobs.mkdir()
+    folder.mkdir(parents=True)
+    weight_map = {}
+    for i, names in enumerate((["inner.weight"], ["inner.bias", "scale", "d2t"])):
+        shard = f"model-{i + 1:05}-of-00002.safetensors"
+        save_file({name: saved[name] for name in names}, blobs / str(i))
+        (folder / shard).symlink_to(Path("../../blobs") / str(i))
+        weight_map |= dict.fromkeys(names, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    weights = W.read_headers(folder)
+    assert weights.shapes == {name: tuple(t.shape) for name, t in saved.items()}
+    assert weights.dtypes["d2t"] == "I64"
+    net = meta()
+    W.load_into(net, weights, dtype=torch.float32, device="cpu", integer={"d2t"})
+    assert all(torch.equal(net.state_dict()[name], saved[name]) for name in saved)
+
+
+def test_names_can_be_changed_and_left_out(tmp_path):
+    saved = {f"model.{name}": tensor for name, tensor in tensors().items()} | {"lm_head.weight": torch.ones(2)}
+    save_file(saved, tmp_path / "model.safetensors")
+    net = meta()
+
+    def rename(name: str) -> str | None:
+        return name.removeprefix("model.") if name.startswith("model.") else None
+
+    W.load_into(net, W.read_headers(tmp_path), dtype=torch.float32, device="cpu", rename=rename, integer={"d2t"})
+    assert torch.equal(net.scale, saved["model.scale"])
+
+
+def test_a_buffer_that_nothing_fills_is_a_mistake_of_the_code(tmp_path):
+    save_file(tensors(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        net = Net()
+        net.register_buffer("angles", torch.zeros(3), persistent=False)
+    with pytest.raises(RuntimeError, match="never assigned: angles"):
+        W.load_into(net, W.read_headers(tmp_path), dtype=torch.float32, device="cpu", integer={"d2t"})
+
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from torch import nn
+from foldspec.checkpoints.weights import load_into, read_headers
+def peak():
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
+with torch.device("meta"):
+    net = nn.ModuleList([nn.Linear(1024, 1024 * n, bias=False) for n in (48, 4, 4, 4, 4)])
+weights = read_headers(Path(sys.argv[1]))
+torch.zeros(4).copy_(torch.zeros(4, dtype=torch.bfloat16))
+before = peak()
+load_into(net, weights, dtype=getattr(torch, sys.argv[2]), device="cpu")
+print((peak() - before) / sum(p.nbytes for p in net.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize(("kept", "held"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path, kept, held):
+    dtype = getattr(torch, kept)
+    # one tensor holds three quarters of all weights, so that a second copy of it could not hide
+    big = {f"{i}.weight": torch.zeros(1024 * n, 1024, dtype=dtype) for i, n in enumerate((48, 4, 4, 4, 4))}
+    save_file(big, tmp_path / "model.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path), held],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    print(done.stdout)
+    assert 0.9 < float(done.stdout) < 1.15
