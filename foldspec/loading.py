@@ -19,7 +19,7 @@ from foldspec.checkpoints.resolve import resolve
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
 from foldspec.drafters import make_network
 from foldspec.drafters.base import DrafterNetwork
-from foldspec.errors import UsageError
+from foldspec.errors import FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
@@ -27,7 +27,7 @@ from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
 
-__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "load_pair"]
+__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "is_local", "load_pair"]
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -108,9 +108,7 @@ def find_pair(
     )
 
 
-def load_pair(
-    found: FoundPair, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
-) -> None:
+def load_pair(found: FoundPair, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
     """Read the weights of both into the modules of ``found``, one tensor at a time."""
     load_into(
         found.model,
@@ -134,15 +132,22 @@ def load_pair(
 
 def _find(source: Source, options: EngineOptions, progress: Progress | None) -> Checkpoint:
     if source.embedded:
-        folder = embedded_path(
-            source.embedded, cache_dir=options.cache_dir, offline=options.offline, progress=progress
-        )
+        folder = embedded_path(source.embedded, cache_dir=options.cache_dir, offline=options.offline, progress=progress)
         named: dict[str, str | None] = {"name": source.embedded, "revision": None}
     else:
         assert source.repo is not None
         resolved = resolve(source.repo, revision=source.revision, offline=options.offline, progress=progress)
         folder, named = resolved.path, {"name": source.repo, "revision": resolved.revision}
     return Checkpoint(folder, ModelConfig.read(folder), read_headers(folder), named)
+
+
+def is_local(source: Source, cache_dir: Path) -> bool:
+    """Whether a checkpoint is on this disk. Opens no socket."""
+    try:
+        _find(source, EngineOptions(offline=True, cache_dir=cache_dir), None)
+    except FoldspecError:
+        return False
+    return True
 
 
 def _check_shapes(

@@ -59,7 +59,7 @@ class MethodOptions:
     ``window``         W of FOLD, in context entries; None takes the pair's own
     ``alpha``          sharpness of FOLD's far read, a real number >= 1; None takes the pair's own
     ``coverage``       ``all``: every drafter layer follows the method; ``full``: only its full-attention layers
-    ``far_boundary``   on sliding layers, far entries are ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
+    ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
     ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``)
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
     """

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from foldspec.cache.pages import PageTables, Rings
 from foldspec.cache.paged import CacheSpec, write
+from foldspec.cache.pages import PageTables, Rings
 from foldspec.kernels.multi_read_attention import Entries
 
 __all__ = ["DraftCache", "Layout"]
@@ -63,8 +63,9 @@ class DraftCache:
                 self._keys[kind] = self._empty(self._slots, self.spec.key_width)
         for capacity in {layout.ring for layout in layouts if layout.ring}:
             if capacity not in self._rings:
-                ring = Rings(self._max_requests, capacity), self._empty(
-                    self._max_requests * capacity, self.spec.key_width
+                ring = (
+                    Rings(self._max_requests, capacity),
+                    self._empty(self._max_requests * capacity, self.spec.key_width),
                 )
                 self._rings[capacity] = ring
             self._rings[capacity][0].open(request)

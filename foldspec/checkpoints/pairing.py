@@ -5,6 +5,8 @@ A wrong pair still gives right text, at a tau near 1, so nothing later would tel
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from foldspec.errors import PairError
 from foldspec.records import DrafterFacts
 
@@ -18,7 +20,9 @@ def check_pair(drafter: DrafterFacts, *, target: str, width: int, layers: int, v
     """
 
     def refuse(what: str) -> PairError:
-        return PairError(f"is not a drafter for {target}: {what}", where=drafter.where, do="name the drafter's own target")
+        return PairError(
+            f"is not a drafter for {target}: {what}", where=drafter.where, do="name the drafter's own target"
+        )
 
     if drafter.width != width:
         raise refuse(f"it was made for hidden size {drafter.width}, the target has {width}")
@@ -27,7 +31,7 @@ def check_pair(drafter: DrafterFacts, *, target: str, width: int, layers: int, v
     if drafter.vocabulary != vocabulary:
         raise refuse(f"it was made for {drafter.vocabulary} ids, the target has {vocabulary}")
     taps = drafter.taps
-    if any(b <= a for a, b in zip(taps, taps[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(taps)):
         raise refuse(f"its tapped layers {list(taps)} do not increase")
     # the last layer's raw output is no published tap: a file that names it counts its layers otherwise
     if taps and not 0 <= taps[0] <= taps[-1] < layers - 1:

@@ -83,10 +83,9 @@ class ContextReader:
             assert start == self._cache.length(request), "a block begins right after the context"
             self._cache.reserve(request, start + packed.stop - packed.start)
 
-    def attend(
-        self, layer: int, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention of one layer's block rows: q [total, heads, d], k and v [total, kv heads, d] -> [total, heads, d]."""
+    def attend(self, layer: int, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of one layer's block rows: q [total, heads, d], k and v [total, kv heads, d], all un-rotated; the
+        result is [total, heads, d]."""
         at_positions: dict[tuple[int, ...], torch.Tensor] = {}
 
         def rotated(x: torch.Tensor, at: tuple[int, ...]) -> torch.Tensor:
@@ -98,11 +97,11 @@ class ContextReader:
         for request, n, packed in rows:
             # the block's rows go behind the context as scratch, so that a read of both is one stretch of entries
             self._cache.write_values(layer, request, n, v[packed])
-            self._cache.write_keys(
-                layer, request, n, rotated(k[packed], self._method.positions(n)), rotated=True
-            )
+            self._cache.write_keys(layer, request, n, rotated(k[packed], self._method.positions(n)), rotated=True)
             reads = self._method.reads(layer, n)
-            batch.append([self._arguments(layer, request, n, read, rotated(q[packed], read.query_at)) for read in reads])
+            batch.append(
+                [self._arguments(layer, request, n, read, rotated(q[packed], read.query_at)) for read in reads]
+            )
         outputs = self._kernels.multi_read_attention(batch)
         return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])
 

@@ -18,7 +18,7 @@ ARCHITECTURES = {
 
 
 def make_network(config: ModelConfig, tensors: Collection[str]) -> DrafterNetwork:
-    """The drafter's network, its weights not yet loaded. Raises :class:`CheckpointError` for an unknown architecture."""
+    """A drafter's network, its weights not yet loaded. Raises :class:`CheckpointError` for an unknown architecture."""
     name = config.architecture
     if name not in ARCHITECTURES:
         raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {', '.join(sorted(ARCHITECTURES))}")

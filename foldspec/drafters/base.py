@@ -85,7 +85,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
-        """For each request, at most ``budgets[i]`` tokens to follow its anchor ``tokens[i]`` at ``anchors.starts[i]``."""
+        """For each request, at most ``budgets[i]`` tokens to follow the anchor ``tokens[i]`` at ``starts[i]``."""
 
 
 class NoDrafter(Drafter):

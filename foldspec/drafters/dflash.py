@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -175,6 +176,10 @@ class DFlashNetwork(DrafterNetwork):
         return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
 
     @property
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
+
+    @property
     def target_ids(self) -> torch.Tensor | None:
         """[draft ids] the target's id of each draft id, where the draft vocabulary is restricted."""
         if not self.config.draft_ids:
@@ -184,7 +189,9 @@ class DFlashNetwork(DrafterNetwork):
     def check(self, target: LanguageModel) -> None:
         ids = self.target_ids
         if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary):
-            raise CheckpointError(f"d2t maps outside the {target.vocabulary} ids of the target", where=self.config.where)
+            raise CheckpointError(
+                f"d2t maps outside the {target.vocabulary} ids of the target", where=self.config.where
+            )
 
     def bind(self, target: LanguageModel, reader: ContextReader) -> DFlash:
         return DFlash(self, target, reader)
@@ -201,7 +208,7 @@ class DFlash(Drafter):
         self._embed = network.embed_tokens if config.own_embedding else target.embed
         self._target_ids = network.target_ids
         if config.own_head:
-            self._head = network.lm_head.weight
+            self._head: torch.Tensor = network.lm_head.weight
         else:
             head = target.head_weight
             self._head = head if self._target_ids is None else head[self._target_ids]
@@ -224,8 +231,8 @@ class DFlash(Drafter):
     def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
-        keys = [block.self_attn.keys(context) for block in net.layers]
-        values = [block.self_attn.values(context) for block in net.layers]
+        keys = [block.self_attn.keys(context) for block in net.blocks]
+        values = [block.self_attn.values(context) for block in net.blocks]
         self._reader.absorb(rows, keys, values)
 
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
@@ -234,7 +241,9 @@ class DFlash(Drafter):
         proposals: list[Proposal] = [PointMass(()) for _ in budgets]
         if drafting:
             drafts = self._draft(
-                [anchors.requests[i] for i in drafting], [anchors.starts[i] for i in drafting], [tokens[i] for i in drafting]
+                [anchors.requests[i] for i in drafting],
+                [anchors.starts[i] for i in drafting],
+                [tokens[i] for i in drafting],
             )
             for i, draft in zip(drafting, drafts, strict=True):
                 proposals[i] = PointMass(tuple(draft[: budgets[i]]))
@@ -247,8 +256,8 @@ class DFlash(Drafter):
         ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
         x = self._embed(torch.tensor(ids, device=net.fc.weight.device).flatten())
         self._reader.begin(rows)
-        for i, layer in enumerate(net.layers):
-            attention: Projections = layer.self_attn
+        for i, layer in enumerate(net.blocks):
+            attention = layer.self_attn
             h = layer.input_layernorm(x)
             o = self._reader.attend(i, rows, attention.queries(h), attention.keys(h), attention.values(h))
             x = x + attention.output(o)

@@ -53,7 +53,10 @@ class LanguageModel(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> LanguageModel:
-        """``tensors`` are the names in the checkpoint: some parts exist by presence. Raises :class:`CheckpointError` for a missing value or one that is not supported."""
+        """``tensors`` are the names in the checkpoint: some parts exist by presence.
+
+        Raises :class:`CheckpointError` for a missing value or one that is not supported.
+        """
 
     @abstractmethod
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:

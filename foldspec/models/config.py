@@ -86,7 +86,7 @@ class ModelConfig:
         return value[0]
 
     def refuse(self, **harmless: Any) -> None:
-        """Refuse keys that change the maths and are not supported; ``harmless`` gives the values that change nothing."""
+        """Refuse keys that change the maths and are not supported; ``harmless`` gives values that change nothing."""
         for key, neutral in harmless.items():
             value = self.values.get(key)
             if value is not None and value != neutral:

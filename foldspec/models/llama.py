@@ -1,11 +1,12 @@
 """Llama, and with it SmolLM2 and whatever else declares ``LlamaForCausalLM``. Maths: pre-norm block, RoPE, SwiGLU.
 
-    x <- x + Wo attention(rms(x));   x <- x + down(silu(gate h) * up h), h = rms(x);   logits = head(rms(x))
+x <- x + Wo attention(rms(x));   x <- x + down(silu(gate h) * up h), h = rms(x);   logits = head(rms(x))
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import cast
 
 import torch
 from torch import nn
@@ -34,9 +35,7 @@ class Backbone(nn.Module):
     def __init__(self, g: Geometry, vocabulary: int, *, attention_bias: bool, mlp_bias: bool) -> None:
         super().__init__()
         self.embed_tokens = Embedding(vocabulary, g.width)
-        self.layers = nn.ModuleList(
-            Block(g, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers)
-        )
+        self.layers = nn.ModuleList(Block(g, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers))
         self.norm = RMSNorm(g.width, g.eps)
 
 
@@ -102,7 +101,7 @@ class Llama(LanguageModel):
         cos_sin = self._rotation(rows, ids.device)
         x = self.embed(ids)
         taps = {}
-        for i, block in enumerate(self.model.layers):
+        for i, block in enumerate(cast(list[Block], list(self.model.layers))):
             x = self._block(block, i, x, rows, cos_sin, cache)
             if i in plan.taps:
                 taps[i] = x
@@ -117,14 +116,14 @@ class Llama(LanguageModel):
 
     def _block(
         self,
-        block: nn.Module,
+        block: Block,
         index: int,
         x: torch.Tensor,
         rows: Rows,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         cache: PagedCache,
     ) -> torch.Tensor:
-        attention: Projections = block.self_attn
+        attention = block.self_attn
         h = block.input_layernorm(x)
         cache.append(index, rows, rotate(attention.keys(h), *cos_sin), attention.values(h))
         q = rotate(attention.queries(h), *cos_sin)

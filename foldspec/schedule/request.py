@@ -14,8 +14,7 @@ __all__ = ["Request"]
 class Request:
     """``limit`` is the number of output tokens at which the request ends; ``stop_ids`` end it earlier.
 
-    ``output`` begins with the token that prefill produced. The last token of prompt and output is the anchor: committed,
-    and in no cache yet.
+    ``output`` begins with the token that prefill produced. Its last token is the anchor: committed, in no cache yet.
     """
 
     id: int

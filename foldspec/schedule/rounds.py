@@ -67,13 +67,13 @@ class Rounds:
         for request in requests:
             self.cache.truncate(request.id, request.anchor_pos)
             self.drafter.truncate(request.id, request.anchor_pos)
-        going = [(request, start, packed) for request, (_, start, packed) in zip(requests, rows, strict=True) if not request.done]
+        going = [(r, start, rows_of) for r, (_, start, rows_of) in zip(requests, rows, strict=True) if not r.done]
         if not going:
             return
-        kept = [packed.start + i for request, start, packed in going for i in range(request.anchor_pos - start)]
+        kept = [rows_of.start + i for r, start, rows_of in going for i in range(r.anchor_pos - start)]
         new = Rows.of(
-            [request.id for request, _, _ in going],
+            [r.id for r, _, _ in going],
             [start for _, start, _ in going],
-            [request.anchor_pos - start for request, start, _ in going],
+            [r.anchor_pos - start for r, start, _ in going],
         )
         self.drafter.absorb(new, taps if len(kept) == rows.total else [tap[kept] for tap in taps])

@@ -90,7 +90,11 @@ def _flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, read: ReadArgs, group: int, lo: int, hi: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask, empty = _mask(
-        tuple(max(f - lo, 0) for f in read.first), tuple(min(l - lo, hi - lo) for l in read.last), hi - lo, group, q.dtype
+        tuple(max(f - lo, 0) for f in read.first),
+        tuple(min(l - lo, hi - lo) for l in read.last),
+        hi - lo,
+        group,
+        q.dtype,
     )
     o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, False, attn_mask=mask, scale=read.scale

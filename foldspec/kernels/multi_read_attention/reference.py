@@ -37,7 +37,7 @@ def _one(reads: Sequence[ReadArgs]) -> Output:
         # A row that sees nothing has softmax NaN: its weight below is 0 by count, and 0 * NaN must not survive.
         empty = ~seen.any(-1)
         lses.append(scores.logsumexp(-1) if keys.shape[1] else scores.new_full(scores.shape[:2], -torch.inf))
-        outs.append((scores.softmax(-1).masked_fill(empty[:, None], 0.0) @ values))
+        outs.append(scores.softmax(-1).masked_fill(empty[:, None], 0.0) @ values)
     lse = torch.stack(lses)
     exponent = torch.tensor([read.exponent for read in reads], dtype=lse.dtype, device=lse.device)
     weight = (exponent[:, None, None] * lse).softmax(0).nan_to_num(0.0)

@@ -1,0 +1,319 @@
+"""The command line: parse, call the Engine, print. Text goes to stdout, everything else to stderr.
+
+Exit codes: 0 fine, 2 usage, 3 checkpoint or pair, 4 resources, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from foldspec import __version__
+from foldspec.errors import FoldspecError, ResourceError, UsageError
+from foldspec.options import COVERAGES, DTYPES, FAR_BOUNDARIES, MethodOptions, SamplingParams
+from foldspec.terminal import Terminal, summary
+
+if TYPE_CHECKING:
+    from foldspec.engine import Engine
+    from foldspec.records import Completion
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.command(options)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except FoldspecError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader of our output went away, which is its right
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error) and "can't allocate" not in str(error):
+            raise
+        problem = ResourceError("out of memory", do="lower --max-context or --prefill-chunk, or use --dtype bfloat16")
+        return _fail(str(problem), problem.exit_code)
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"foldspec: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, do=f"see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="foldspec", description="Speculative decoding over long contexts.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"foldspec {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    generate = commands.add_parser("generate", help="generate text with a pair", allow_abbrev=False)
+    generate.set_defaults(command=_generate)
+    _add_pair(generate)
+    prompt = generate.add_argument_group("prompt (one of the first three)")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="FILE", help="a text file, or - for stdin")
+    prompt.add_argument("--prompt-ids", metavar="IDS", help="1,2,3 or a file of ids; needs no tokenizer")
+    prompt.add_argument("--chat", action=argparse.BooleanOptionalAction, help="use the chat template (default: if any)")
+    prompt.add_argument("--system", metavar="TEXT", help="system message")
+    prompt.add_argument("--thinking", choices=("on", "off"), help="the template's thinking switch")
+    ends = generate.add_argument_group("decoding (greedy) and where it ends")
+    ends.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    ends.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (greedy) alone, so far")
+    ends.add_argument("--stop-ids", metavar="IDS", help="more ids that end the request")
+    ends.add_argument("--ignore-eos", action="store_true", help="go on past the checkpoint's own stop ids")
+    method = generate.add_argument_group("method")
+    method.add_argument("--context", metavar="NAME", help="full, window or fold (default)")
+    method.add_argument("--window", type=int, metavar="N", help="W, in context entries")
+    method.add_argument("--alpha", type=float, metavar="X", help="sharpness of the far read, at least 1")
+    keys = f"window, alpha, coverage={'|'.join(COVERAGES)}, far_boundary={'|'.join(FAR_BOUNDARIES)}"
+    method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
+    method.add_argument("--accept", metavar="NAME", help="exact (default)")
+    method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
+    _add_engine(generate)
+    output = generate.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
+    output.add_argument("--trace", action="store_true", help="with --json: every round")
+    output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+    check = commands.add_parser("check", help="what runs here, and whether a pair fits together", allow_abbrev=False)
+    check.set_defaults(command=_check)
+    _add_pair(check)
+    _add_engine(check)
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+
+    models = commands.add_parser("models", help="the pairs, architectures and methods that foldspec knows")
+    models.set_defaults(command=_models)
+    models.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    pair = parser.add_argument_group("pair")
+    pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
+    pair.add_argument("--target", metavar="T", help="a folder or a hub id")
+    pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, or none for plain decoding")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
+    engine.add_argument("--dtype", default="auto", choices=DTYPES)
+    engine.add_argument("--threads", type=int, metavar="N")
+    engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
+    engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
+    engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
+    engine.add_argument("--page-size", type=int, default=256, metavar="N", help="cache entries a page")
+    engine.add_argument("--offline", action="store_true", help="open no socket")
+
+
+def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "dtype", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
+    return {name: getattr(options, name) for name in names}
+
+
+def _method(options: argparse.Namespace) -> dict[str, Any]:
+    pairs = {}
+    for text in options.context_opt:
+        key, equals, value = text.partition("=")
+        if not equals or key in pairs:
+            raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
+        pairs[key] = value
+    flags = ("context", "window", "alpha", "accept", "draft_tokens")
+    return vars(MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags}))
+
+
+def _generate(options: argparse.Namespace) -> int:
+    # everything that can be wrong without a model is said before one is loaded
+    if options.temperature != 0:
+        raise UsageError(
+            f"sampling is not built yet, so {options.temperature:g} cannot be served", where="--temperature"
+        )
+    if options.trace and not options.json:
+        raise UsageError("needs --json", where="--trace")
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        stop_ids=_ids(options.stop_ids, "--stop-ids") if options.stop_ids is not None else (),
+        ignore_eos=options.ignore_eos,
+    )
+    method, prompt = _method(options), _prompt(options)
+    from foldspec.engine import Engine
+
+    with Terminal(quiet=options.quiet) as terminal:
+        engine = Engine.load(
+            options.pair,
+            target=options.target,
+            drafter=options.drafter,
+            progress=terminal.progress,
+            **method,
+            **_engine_options(options),
+        )
+        ids, chat = _encode(engine, prompt, options)
+        generation = engine.stream(ids, params)
+        code = 0
+        try:
+            for piece in generation:
+                terminal.text("" if options.json else piece.text, generation.completion)
+        except KeyboardInterrupt:
+            generation.close()
+            code = INTERRUPTED
+        terminal.end(generation.completion, text=not options.json)
+        if not options.quiet:
+            print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
+        if options.json:
+            report = _report(engine, generation.completion, trace=options.trace)
+            report["settings"] |= {**vars(params), "chat": chat}
+            print(json.dumps(report))
+        elif engine.tokenizer is None and not options.quiet:
+            print("foldspec: the target has no tokenizer.json, so there is no text; --json gives ids", file=sys.stderr)
+    return code
+
+
+def _prompt(options: argparse.Namespace) -> str | tuple[int, ...]:
+    given = [name for name in ("prompt", "prompt_file", "prompt_ids") if getattr(options, name) is not None]
+    if len(given) != 1:
+        raise UsageError("give exactly one of -p, --prompt-file and --prompt-ids")
+    if options.prompt_ids is not None:
+        if options.chat or options.system or options.thinking:
+            raise UsageError("ids go in as they are, without a chat template", where="--prompt-ids")
+        return _ids(options.prompt_ids, "--prompt-ids")
+    if options.prompt is not None:
+        return str(options.prompt)
+    if options.prompt_file == "-":
+        return _decoded(sys.stdin.buffer.read(), "stdin")
+    return _decoded(_read(options.prompt_file, "--prompt-file"), options.prompt_file)
+
+
+def _read(path: str, option: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror})", where=option) from None
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("is not UTF-8 text", where=where) from None
+
+
+def _ids(text: str, option: str) -> tuple[int, ...]:
+    """``1,2,3``, or a file with ids between commas, spaces or JSON brackets."""
+    if not all(c.isdigit() or c in ", -" for c in text):
+        text = _decoded(_read(text, option), text)
+    words = text.replace(",", " ").replace("[", " ").replace("]", " ").split()
+    try:
+        return tuple(int(word) for word in words)
+    except ValueError:
+        raise UsageError("must be whole numbers between commas, or a file of them", where=option) from None
+
+
+def _encode(engine: Engine, prompt: str | tuple[int, ...], options: argparse.Namespace) -> tuple[tuple[int, ...], bool]:
+    """The prompt's ids, and whether they went through the chat template."""
+    if isinstance(prompt, tuple):
+        return engine.encode(prompt), False
+    chat = engine.chats if options.chat is None else options.chat
+    if not chat:
+        if options.system or options.thinking:
+            raise UsageError("belongs to a chat template, which is not in use", where="--system or --thinking")
+        return engine.encode(prompt), False
+    messages = [{"role": "user", "content": prompt}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    if options.thinking is None:
+        return engine.encode(messages), True
+    on, off = (engine.encode(messages, enable_thinking=switch) for switch in (True, False))
+    if on == off:
+        raise UsageError("this chat template has no thinking switch", where="--thinking", do="leave it out")
+    return (on if options.thinking == "on" else off), True
+
+
+def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "schema": "foldspec.generate/1",
+        "prompt_ids": done.prompt_ids,
+        "token_ids": done.token_ids,
+        "text": done.text,
+        "finish_reason": done.finish_reason,
+        "tau": done.tau,
+        "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
+        "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
+        "lossless": engine.lossless,
+        "settings": engine.settings(),
+        "env": engine.env(),
+    }
+    if trace:
+        report["rounds"] = [vars(r) for r in done.rounds]
+    return report
+
+
+def _check(options: argparse.Namespace) -> int:
+    from foldspec.engine import split_options
+    from foldspec.report import check
+
+    engine_options, _ = split_options(_engine_options(options))
+    with Terminal(quiet=False) as terminal:
+        report = check(
+            engine_options,
+            options.pair,
+            target=options.target,
+            drafter=options.drafter,
+            progress=terminal.progress,
+        )
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    for title, values in report.items():
+        if values is not None:
+            print(title)
+            for line in _lines(values):
+                print(f"  {line}")
+    return 0
+
+
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield f"{key}:"
+            yield from (f"  {line}" for line in _lines(value))
+        else:
+            yield f"{key}: {value}"
+
+
+def _models(options: argparse.Namespace) -> int:
+    from foldspec.engine import cache_folder
+    from foldspec.report import known
+
+    report = known(cache_folder())
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    for name, pair in report["pairs"].items():
+        print(name)
+        for line in _lines(pair):
+            print(f"  {line}")
+    for kind in ("targets", "drafters", "contexts", "rules"):
+        print(f"{kind}: {', '.join(report[kind])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

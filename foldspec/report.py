@@ -1,0 +1,106 @@
+"""What runs here and what foldspec knows: the facts behind ``foldspec check``, ``foldspec models`` and every report."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import foldspec
+from foldspec.acceptance import RULES
+from foldspec.checkpoints.registry import load_registry
+from foldspec.context import METHODS
+from foldspec.drafters import ARCHITECTURES as DRAFTERS
+from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.multi_read_attention import Facts
+from foldspec.loading import Progress, find_pair, is_local
+from foldspec.models.base import ARCHITECTURES as TARGETS
+from foldspec.options import EngineOptions
+from foldspec.resources import pick_device, pick_dtype
+
+__all__ = ["check", "environment", "known"]
+
+
+def environment(device: torch.device, kernels: Kernels) -> dict[str, Any]:
+    """Versions, device, threads, and for each operator what was chosen and why not the others."""
+    return {
+        "foldspec": foldspec.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "kernels": {c.operator: {"runs": c.name, "refused": dict(c.refused)} for c in kernels.choices},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def check(
+    options: EngineOptions,
+    pair: str | None = None,
+    *,
+    target: str | None = None,
+    drafter: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """What runs here and, if a pair is named, whether it fits together: configs and tensor headers, no weights.
+
+    Raises the same errors as :meth:`Engine.load`.
+    """
+    kernels, device = Kernels(options.kernels), pick_device(options.device)
+    dtype, width, about = torch.float32, 64, None
+    if any(name is not None for name in (pair, target, drafter)):
+        found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
+        dtype = pick_dtype(options.dtype, device, found)
+        spec = found.model.cache_spec(dtype)
+        width = spec.key_width
+        weights = sum(p.numel() for p in found.model.parameters()) * dtype.itemsize
+        about = {
+            "target": str(found.target.folder),
+            "architecture": found.target.config.architecture,
+            "weights": f"{weights / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}",
+            "cache": f"{spec.bytes_per_entry / 1e3:.3g} kB a token",
+            "context": found.model.max_positions,
+            "stop ids": sorted(found.stop_ids),
+        }
+        if found.drafter is not None and found.network is not None:
+            about |= {
+                "drafter": str(found.drafter.folder),
+                "drafter architecture": found.drafter.config.architecture,
+                "block": found.network.block,
+                "taps": list(found.network.facts.taps),
+                "verdict": "the drafter was made for this target",
+            }
+    # an operator chooses when it first runs; here it is asked beforehand
+    kernels.choose("multi_read_attention", Facts(device.type, dtype, width, width))
+    return {"environment": environment(device, kernels), "pair": about}
+
+
+def known(cache_dir: Path) -> dict[str, Any]:
+    """The pairs of the registry and whether each is on this disk; all architectures, methods and rules."""
+    pairs = {}
+    for name, pair in load_registry().items():
+        pairs[name] = {
+            "description": pair.description,
+            "target": pair.target.embedded or pair.target.repo,
+            "drafter": (pair.drafter.embedded or pair.drafter.repo) if pair.drafter else None,
+            "window": pair.window,
+            "alpha": pair.alpha,
+            "download MB": None if pair.download_bytes is None else round(pair.download_bytes / 1e6),
+            "on disk": is_local(pair.target, cache_dir),
+        }
+    return {
+        "pairs": pairs,
+        "targets": sorted(TARGETS),
+        "drafters": sorted(DRAFTERS),
+        "contexts": list(METHODS),
+        "rules": list(RULES),
+    }

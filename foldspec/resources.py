@@ -1,0 +1,207 @@
+"""What all engines over one pair of weights share: modules, pools, and the ids of requests."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from foldspec.cache.paged import PagedCache
+from foldspec.cache.side import DraftCache
+from foldspec.context import make_method
+from foldspec.context.reader import ContextReader
+from foldspec.drafters.base import Drafter, NoDrafter
+from foldspec.errors import ResourceError, UsageError
+from foldspec.kernels.dispatch import Kernels
+from foldspec.loading import FoundPair, Progress
+from foldspec.options import EngineOptions, MethodOptions
+from foldspec.schedule.prefill import prefill
+
+__all__ = ["Prefix", "Resources", "pick_device", "pick_dtype"]
+
+REQUESTS = 2  # full-length requests that the pools hold: one kept prefix, and one that runs
+
+
+@dataclass
+class Prefix:
+    """A prompt that has been prefilled. Requests that start from it share its pages, read-only.
+
+    ``logits`` [1, vocabulary] of its last token; ``seconds`` that the prefill took.
+    """
+
+    token_ids: tuple[int, ...]
+    logits: torch.Tensor
+    seconds: float
+    request: int
+    _resources: Resources | None = field(repr=False)
+
+    def check(self, resources: Resources) -> None:
+        """Raises :class:`UsageError` if it is closed or was made over other weights."""
+        if self._resources is not resources:
+            raise UsageError("this prefix is closed or belongs to other weights", do="call prefill of this engine")
+
+    def close(self) -> None:
+        """Free its pages. Requests that run from it go on."""
+        if self._resources is not None:
+            self._resources.close(self.request, self._resources.prefix_drafter)
+            self._resources = None
+
+    def __enter__(self) -> Prefix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Resources:
+    def __init__(
+        self,
+        found: FoundPair,
+        options: EngineOptions,
+        kernels: Kernels,
+        device: torch.device,
+        progress: Progress | None,
+    ) -> None:
+        self.found, self.options, self.kernels, self.device, self.progress = found, options, kernels, device, progress
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        self.dtype = pick_dtype(options.dtype, device, found)
+        self.chunk = options.prefill_chunk or (512 if device.type == "cpu" else 8192)
+        limit = found.model.max_positions
+        self.max_context = options.max_context or limit
+        if self.max_context > limit:
+            raise UsageError(f"the target holds {limit} positions, not {self.max_context}", where="--max-context")
+        self._ids = itertools.count()
+        self._prefix_drafter: Drafter | None = None
+        self.cache, self._draft_cache = self._pools()
+
+    def _pools(self) -> tuple[PagedCache, DraftCache | None]:
+        model, network, options = self.found.model, self.found.network, self.options
+        spec = model.cache_spec(self.dtype)
+        block = network.block if network else 0
+        pages = REQUESTS * -(-(self.max_context + block + 1) // options.page_size)
+        try:
+            cache = PagedCache(spec, pages=pages, page_size=options.page_size, device=self.device)
+            if network is None:
+                return cache, None
+            network.rope = network.rope.to(self.device)
+            draft_cache = DraftCache(
+                network.cache_spec(self.dtype),
+                pages=pages,
+                page_size=options.page_size,
+                max_requests=2 * REQUESTS,
+                device=self.device,
+            )
+        except RuntimeError as error:  # torch has no one class for it on all devices
+            size = pages * options.page_size * spec.bytes_per_entry
+            what = f"no memory for a cache of {size / 1e9:.1f} GB on {self.device}"
+            raise ResourceError(what, do="lower --max-context") from error
+        return cache, draft_cache
+
+    def new_id(self) -> int:
+        """An id that no other request over these pools has."""
+        return next(self._ids)
+
+    def check_room(self, prompt: Sequence[int]) -> None:
+        """Raises :class:`UsageError` for a prompt that leaves no room for a token of output."""
+        if len(prompt) >= self.max_context:
+            raised = " or raise --max-context" if self.max_context < self.found.model.max_positions else ""
+            raise UsageError(
+                f"has {len(prompt)} tokens, the context holds {self.max_context} with the output",
+                where="prompt",
+                do=f"shorten it{raised}",
+            )
+
+    def drafter(self, method: MethodOptions) -> Drafter:
+        """The drafter that reads its context by ``method``, over the shared weights and pools; without one (or with
+        ``draft_tokens=0``) plain decoding. Raises :class:`UsageError` for an unknown context method."""
+        network = self.found.network
+        if network is None or self._draft_cache is None or method.draft_tokens == 0:
+            make_method(method, (), 1)  # a wrong name is wrong here too
+            return NoDrafter()
+        context = make_method(method, network.layer_facts, network.block)
+        reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale)
+        return network.bind(self.found.model, reader)
+
+    @property
+    def prefix_drafter(self) -> Drafter:
+        """The drafter as a keeper of prefixes, which no context method touches."""
+        if self._prefix_drafter is None:
+            self._prefix_drafter = self.drafter(MethodOptions(context="full"))
+        return self._prefix_drafter
+
+    @contextmanager
+    def opened(self, request: int, drafter: Drafter, prefix: Prefix | None) -> Iterator[None]:
+        """A request in the caches of target and drafter, from nothing or from a prefix; its pages are freed after."""
+        try:
+            if prefix is None:
+                self.cache.open(request)
+                drafter.open(request)
+            else:
+                self.cache.fork(prefix.request, request)
+                drafter.fork(prefix.request, request)
+            yield
+        finally:
+            self.close(request, drafter)
+
+    def close(self, request: int, drafter: Drafter) -> None:
+        """Free what the request holds."""
+        self.cache.close(request)
+        drafter.close(request)
+
+    def run_prompt(
+        self, request: int, prompt: Sequence[int], drafter: Drafter, progress: Progress | None
+    ) -> torch.Tensor:
+        """Prefill an open request; the logits [1, vocabulary] of its last token."""
+        return prefill(
+            request,
+            prompt,
+            model=self.found.model,
+            cache=self.cache,
+            drafter=drafter,
+            chunk=self.chunk,
+            device=self.device,
+            progress=None if progress is None else lambda done, total: progress("prefill", done, total),
+        )
+
+    def prefill(self, prompt: tuple[int, ...]) -> Prefix:
+        """Prefill a prompt and keep it."""
+        self.check_room(prompt)
+        start, request, drafter = time.perf_counter(), self.new_id(), self.prefix_drafter
+        try:
+            self.cache.open(request)
+            drafter.open_prefix(request)
+            logits = self.run_prompt(request, prompt, drafter, self.progress)
+        except BaseException:
+            self.close(request, drafter)
+            raise
+        return Prefix(prompt, logits, time.perf_counter() - start, request, self)
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises :class:`ResourceError` if a GPU is asked for and there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ResourceError(f"there are {count} GPUs here", where=f"--device {name}", do="use --device cpu")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device, found: FoundPair) -> torch.dtype:
+    """``auto`` is float32 on a CPU, where bf16 arithmetic makes verification slower than the tokens it saves, and the
+    checkpoint's own dtype on a GPU. Raises :class:`CheckpointError` if that is no float that foldspec runs in."""
+    if name == "auto":
+        declared = found.target.config.values
+        own = str(declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
+        name = "float32" if device.type == "cpu" else own
+        if name not in ("float32", "bfloat16", "float16"):
+            raise found.target.config.error(f"dtype {name!r} is not supported", do="choose one with --dtype")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,112 @@
+"""What a person sees while the engine works: bars for what takes long, a live line of speed under streamed text.
+
+All of it goes to stderr, and only if that is a terminal; generated text alone goes to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from foldspec.records import Completion
+
+__all__ = ["Terminal"]
+
+EVERY = 0.1  # seconds between two drawings of the live line
+
+
+class Terminal:
+    def __init__(self, *, quiet: bool) -> None:
+        self._console = Console(stderr=True)
+        self._live = self._console.is_terminal and not quiet
+        # text on the same terminal is held back to whole lines, so that the live line can stand under it
+        self._same = self._live and sys.stdout.isatty()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._line: Live | None = None
+        self._held = ""
+        self._drawn = 0.0
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """A bar for each stage; the callback that the engine takes."""
+        if not self._live:
+            return
+        if self._bars is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars.start()
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total or None)
+        self._bars.update(self._tasks[stage], completed=done, total=total or None)
+
+    def text(self, piece: str, so_far: Completion) -> None:
+        """Write a piece of text and draw the live line."""
+        self._end_bars()
+        if not self._same:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        else:
+            self._held += piece
+        if not self._live:
+            return
+        if self._line is None:
+            self._line = Live(console=self._console, transient=True, auto_refresh=False)
+            self._line.start()
+        lines, newline, rest = self._held.rpartition("\n")
+        if newline:
+            self._line.update(Text(""), refresh=True)
+            sys.stdout.write(lines + newline)
+            sys.stdout.flush()
+            self._held = rest
+        now = time.monotonic()
+        if newline or now - self._drawn > EVERY:
+            self._drawn = now
+            status = Text(summary(so_far), style="dim")
+            tail = self._held[-4 * self._console.width :]
+            self._line.update(Group(Text(tail), status) if tail else status, refresh=True)
+
+    def end(self, done: Completion, *, text: bool) -> None:
+        """Write what is left of the text, on a line of its own."""
+        self._close()
+        if text:
+            sys.stdout.write(self._held)
+            self._held = ""
+            if done.text and not done.text.endswith("\n"):
+                sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _end_bars(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars, self._tasks = None, {}
+
+    def _close(self) -> None:
+        self._end_bars()
+        if self._line is not None:
+            self._line.update(Text(""), refresh=True)
+            self._line.stop()
+            self._line = None
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+
+def summary(done: Completion) -> str:
+    """Tokens, tau and speed so far, in one line."""
+    parts = [f"{len(done.token_ids)} tokens"]
+    if done.tau is not None:
+        parts.append(f"tau {done.tau:.2f}")
+    if done.tpot:
+        parts.append(f"{1 / done.tpot:.1f} tokens/s")
+    if done.ttft is not None:
+        parts.append(f"first token after {done.ttft:.2f} s")
+    return ", ".join(parts)
