@@ -88,7 +88,6 @@ class Resources:
             cache = PagedCache(spec, pages=pages, page_size=options.page_size, device=self.device)
             if network is None:
                 return cache, None
-            network.rope = network.rope.to(self.device)
             draft_cache = DraftCache(
                 network.cache_spec(self.dtype),
                 pages=pages,
@@ -149,7 +148,7 @@ class Resources:
             self.close(request, drafter)
 
     def close(self, request: int, drafter: Drafter) -> None:
-        """Free what the request holds."""
+        """Free what the request holds, if anything: it may have failed before it was wholly open."""
         self.cache.close(request)
         drafter.close(request)
 

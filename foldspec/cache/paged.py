@@ -46,7 +46,9 @@ class PagedCache:
         self.tables.open(request)
 
     def close(self, request: int) -> None:
-        self.tables.close(request)
+        """Free the request's pages; nothing to do for one that is not open."""
+        if self.tables.is_open(request):
+            self.tables.close(request)
 
     def begin(self, rows: Rows) -> None:
         """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`."""

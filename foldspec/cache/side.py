@@ -71,10 +71,13 @@ class DraftCache:
             self._rings[capacity][0].open(request)
 
     def close(self, request: int) -> None:
+        """Free what the request holds; nothing to do for one that is not open."""
+        if not self.tables.is_open(request):
+            return
         self.tables.close(request)
         for rings, _ in self._rings.values():
             rings.close(request)
-        del self._layouts[request]
+        self._layouts.pop(request, None)
 
     def layout(self, request: int, layer: int) -> Layout:
         return self._layouts[request][layer]

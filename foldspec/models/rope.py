@@ -40,20 +40,17 @@ class Rope:
             raise scaling.error(f"rope type {kind!r} is not supported", do="known types: default, llama3")
         return cls(inverse)
 
-    def to(self, device: torch.device | str) -> Rope:
-        return Rope(self._inverse.to(device))
-
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [n, 1, d/2] at positions [n], in the dtype of the frequencies."""
         return self.between(int(positions.min()), int(positions.max()) + 1, positions)
 
     def between(self, low: int, high: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As :meth:`at`, for positions known to lie in ``low .. high-1`` (no value is read from the device)."""
-        if high > len(self._table):
+        if high > len(self._table) or self._table.device != positions.device:
             # grown in steps, so that a long generation does not rebuild it every round
-            grown = torch.arange(-(-high // 1024) * 1024, dtype=self._inverse.dtype, device=self._inverse.device)
+            grown = torch.arange(-(-high // 1024) * 1024, dtype=self._inverse.dtype)
             angle = grown[:, None] * self._inverse
-            self._table = torch.stack([angle.cos(), angle.sin()], dim=1)
+            self._table = torch.stack([angle.cos(), angle.sin()], dim=1).to(positions.device)
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
 
