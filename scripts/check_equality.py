@@ -1,4 +1,4 @@
-"""Greedy output with speculation against plain decoding, id for id: 63 fixed prompts x full, window, fold (alpha 1, 2, 4).
+"""Greedy output against plain decoding, id for id: 63 fixed prompts x full, window and fold (alpha 1, 2, 4).
 
     python scripts/check_equality.py [--tokens 24] [--every N] [--out FILE.json]
 

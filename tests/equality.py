@@ -39,10 +39,10 @@ QUESTIONS = (
     "What should I pack for a weekend in the mountains?",
 )
 CODE = (
-    ("heapq", 10), ("bisect", 40), ("json.decoder", 100), ("argparse", 255), ("ast", 256), ("cmd", 257), ("csv", 263),
-    ("dis", 300), ("enum", 511), ("functools", 512), ("inspect", 513), ("shlex", 640), ("tarfile", 767), ("zipfile", 768),
-    ("tempfile", 769), ("textwrap", 775), ("typing", 1024), ("statistics", 1500), ("subprocess", 2048), ("decimal", 3000),
-    ("difflib", 4096),
+    ("heapq", 10), ("bisect", 40), ("json.decoder", 100), ("argparse", 255), ("ast", 256), ("cmd", 257),
+    ("csv", 263), ("dis", 300), ("enum", 511), ("functools", 512), ("inspect", 513), ("shlex", 640), ("tarfile", 767),
+    ("zipfile", 768), ("tempfile", 769), ("textwrap", 775), ("typing", 1024), ("statistics", 1500),
+    ("subprocess", 2048), ("decimal", 3000), ("difflib", 4096),
 )  # fmt: skip
 DOCUMENTS = (
     ("lambda", 12), ("assert", 64), ("class", 128), ("import", 255), ("function", 256), ("try", 257), ("with", 263),

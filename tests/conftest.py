@@ -1,0 +1,18 @@
+"""Settings of every test. The network is closed by pytest-socket's options in pyproject.toml."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every run, and no time limit on a busy machine.
+settings.register_profile("foldspec", derandomize=True, deadline=None, database=None)
+settings.load_profile("foldspec")
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """A fixed count keeps sums in the same order on every machine. Tiny networks gain nothing from a second thread, and
+    lose much to it where another process is busy."""
+    torch.set_num_threads(2 if request.node.get_closest_marker("slow") else 1)

@@ -1,0 +1,221 @@
+"""The oracle drafter of ``scripts/make_oracle_pair.py`` is accepted whole, and hardly at all once one thing is wrong.
+
+Its margins leave rounding no say, and no training can excuse a low number. The mistakes are the classic silent ones:
+they raise nothing, leave the output untouched (the target still decides every token) and only cost acceptance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from foldspec import Engine, SamplingParams
+from foldspec.cache.rows import Rows
+from foldspec.context.reader import ContextReader, Rotation
+from foldspec.drafters.dflash import DFlash, DFlashConfig
+from foldspec.models.llama import Llama
+from foldspec.records import Completion
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_oracle_pair.py"
+WINDOW = 24
+ROUNDS = 10
+CONTEXTS = ("full", "window", "fold")
+
+Patch = pytest.MonkeyPatch
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_oracle_pair", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+oracle = _script()
+BLOCK: int = oracle.BLOCK
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from a second thread, and lose much to its waiting on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("oracle")
+    oracle.build(folder)
+    return folder
+
+
+def _prompt(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(1, oracle.P) for _ in range(length)]
+
+
+def _generate(pair: Path, prompt: list[int], context: str, drafter: Path | None = None) -> Completion:
+    """Whole blocks exactly fill the limit, so no round is cut short by it."""
+    params = SamplingParams(max_tokens=1 + ROUNDS * BLOCK, ignore_eos=True)
+    engine = Engine.load(target=str(pair / "target"), drafter=str(drafter or pair / "drafter"))
+    try:
+        return engine.using(context=context, window=WINDOW, alpha=2.0).generate(prompt, params)
+    finally:
+        engine.close()
+
+
+# -------------------------------------------------------------------------------------------------- without a mistake
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("length", [1, 2, 10, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + BLOCK, 3 * WINDOW, 300])
+def test_every_block_is_accepted(pair: Path, length: int, context: str) -> None:
+    # n <= W is what the project asks for; the construction depends on distances 1 .. B only, so it holds beyond as well
+    done = _generate(pair, _prompt(length), context)
+    assert list(done.token_ids) == oracle.continuation(_prompt(length), len(done.token_ids))
+    assert done.tau is not None and done.tau >= 0.95 * BLOCK
+    assert [r.anchor_pos for r in done.rounds] == [length + i * BLOCK for i in range(ROUNDS)]
+
+
+def test_the_target_is_a_plain_llama(pair: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(pair / "target")
+    prompt = _prompt(12)
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)[0].tolist()
+    assert ids[len(prompt) :] == oracle.continuation(prompt, 40)
+
+
+def test_drafting_never_runs_the_target(pair: Path, monkeypatch: Patch) -> None:
+    drafting, forward, propose = [], Llama.forward, DFlash.propose
+
+    def watched_propose(self: DFlash, *args: object) -> object:
+        drafting.append(self)
+        try:
+            return propose(self, *args)  # type: ignore[arg-type]
+        finally:
+            drafting.pop()
+
+    def watched_forward(self: Llama, *args: object) -> object:
+        assert not drafting
+        return forward(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DFlash, "propose", watched_propose)
+    monkeypatch.setattr(Llama, "forward", watched_forward)
+    assert _generate(pair, _prompt(10), "full").tau == BLOCK
+
+
+def test_the_same_seed_gives_the_same_files(pair: Path, tmp_path: Path) -> None:
+    oracle.build(tmp_path)
+    files = sorted(p.relative_to(pair) for p in pair.rglob("*") if p.is_file())
+    assert files and all((tmp_path / f).read_bytes() == (pair / f).read_bytes() for f in files)
+
+
+# ---------------------------------------------------------------------------------------------------- with one mistake
+
+
+def taps_shifted(by: int) -> Callable[[Patch, Path], None]:
+    """Every tap taken one layer on: "input of layer i" for "output of layer i", or its mirror image."""
+
+    def apply(_: Patch, drafter: Path) -> None:
+        path = drafter / "config.json"
+        config = json.loads(path.read_text())
+        nested = config["dflash_config"]
+        nested["target_layer_ids"] = [i + by for i in nested["target_layer_ids"]]
+        path.write_text(json.dumps(config))
+
+    return apply
+
+
+def rows_late(patch: Patch, _: Path) -> None:
+    """Entry j gets the taps of row j-1 (one request, absorbed in order)."""
+    absorb = DFlash.absorb
+    before: list[torch.Tensor] = []
+
+    def late(self: DFlash, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+        if rows.starts[0] == 0:
+            before[:] = [tap[:1] for tap in taps]
+        shifted = [torch.cat([old, tap[:-1]]) for old, tap in zip(before, taps, strict=True)]
+        before[:] = [tap[-1:].clone() for tap in taps]
+        absorb(self, rows, shifted)
+
+    patch.setattr(DFlash, "absorb", late)
+
+
+def positions_shifted(by: int) -> Callable[[Patch, Path], None]:
+    """Context entry j rotated as if at j + by; the block stays at n, one too far with -1 and one too near with +1."""
+
+    class Shifted:
+        def __init__(self, rope: Rotation) -> None:
+            self._rope = rope
+
+        def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return self._rope.rotate(x, (positions + by).clamp(min=0))
+
+    def apply(patch: Patch, _: Path) -> None:
+        absorb = ContextReader.absorb
+
+        def moved(self: ContextReader, *args: object) -> None:
+            true = self._rope
+            self._rope = Shifted(true)
+            try:
+                absorb(self, *args)  # type: ignore[arg-type]
+            finally:
+                self._rope = true
+
+        patch.setattr(ContextReader, "absorb", moved)
+
+    return apply
+
+
+def labels_shifted(by: int) -> Callable[[Patch, Path], None]:
+    """Drafts begin at slot 1 + by; with -1, a z-lab drafter is read by DeepSpec's convention."""
+
+    def apply(patch: Patch, _: Path) -> None:
+        read = DFlashConfig.from_config.__func__  # type: ignore[attr-defined]
+
+        def from_config(cls: type[DFlashConfig], *args: object) -> DFlashConfig:
+            config: DFlashConfig = read(cls, *args)
+            return dataclasses.replace(config, first_row=config.first_row + by)
+
+        patch.setattr(DFlashConfig, "from_config", classmethod(from_config))
+
+    return apply
+
+
+MISTAKES = {
+    "taps one layer late": taps_shifted(1),
+    "taps one layer early": taps_shifted(-1),
+    "rows one late": rows_late,
+    "positions one high": positions_shifted(1),
+    "positions one low": positions_shifted(-1),
+    "labels one high": labels_shifted(1),
+    "labels one low": labels_shifted(-1),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("length", [10, 64])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_mistake_costs_the_acceptance(
+    pair: Path, tmp_path: Path, monkeypatch: Patch, mistake: str, length: int, context: str
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(pair / "drafter", drafter)
+    MISTAKES[mistake](monkeypatch, drafter)
+    done = _generate(pair, _prompt(length), context, drafter)
+    assert done.tau is not None and done.tau < 2
+    assert list(done.token_ids) == oracle.continuation(_prompt(length), len(done.token_ids))
