@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -30,28 +31,53 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _mend_streams()
     try:
         options = _parser().parse_args(arguments)
         code: int = options.command(options)
+        sys.stdout.flush()  # a disk that is full is better noticed here than while Python shuts down
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FoldspecError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, which is its right
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # files have their own errors: what is left is our output
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", ResourceError.exit_code)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "out of memory" not in str(error) and "can't allocate" not in str(error):
             raise
         problem = ResourceError("out of memory", do="lower --max-context or --prefill-chunk, or use --dtype bfloat16")
         return _fail(str(problem), problem.exit_code)
+    finally:
+        _drop_broken_streams()
     return code
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"foldspec: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(f"foldspec: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _mend_streams() -> None:
+    """Make the three streams usable whatever the caller did: closed them (``>&-``), or chose a narrow encoding."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (to the end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_broken_streams() -> None:
+    """Point a stream that takes no more output at nothing: what it still holds would fail once more at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,12 +106,16 @@ def _parser() -> argparse.ArgumentParser:
     ends.add_argument("--stop-ids", metavar="IDS", help="more ids that end the request")
     ends.add_argument("--ignore-eos", action="store_true", help="go on past the checkpoint's own stop ids")
     method = generate.add_argument_group("method")
-    method.add_argument("--context", metavar="NAME", help="full, window or fold (default)")
+    method.add_argument(
+        "--context",
+        metavar="NAME",
+        help="default: fold; `foldspec models` lists them",
+    )
     method.add_argument("--window", type=int, metavar="N", help="W, in context entries")
     method.add_argument("--alpha", type=float, metavar="X", help="sharpness of the far read, at least 1")
     keys = f"window, alpha, coverage={'|'.join(COVERAGES)}, far_boundary={'|'.join(FAR_BOUNDARIES)}"
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
-    method.add_argument("--accept", metavar="NAME", help="exact (default)")
+    method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
     _add_engine(generate)
     output = generate.add_argument_group("output")
@@ -156,7 +186,7 @@ def _generate(options: argparse.Namespace) -> int:
     method, prompt = _method(options), _prompt(options)
     from foldspec.engine import Engine
 
-    with Terminal(quiet=options.quiet) as terminal:
+    with Terminal(quiet=options.quiet, text=not options.json) as terminal:
         engine = Engine.load(
             options.pair,
             target=options.target,
@@ -169,17 +199,17 @@ def _generate(options: argparse.Namespace) -> int:
         generation = engine.stream(ids, params)
         code = 0
         try:
-            for piece in generation:
-                terminal.text("" if options.json else piece.text, generation.completion)
+            for _ in generation:
+                terminal.update(generation.completion)
         except KeyboardInterrupt:
             generation.close()
             code = INTERRUPTED
-        terminal.end(generation.completion, text=not options.json)
+        terminal.end(generation.completion)
         if not options.quiet:
             print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
         if options.json:
             report = _report(engine, generation.completion, trace=options.trace)
-            report["settings"] |= {**vars(params), "chat": chat}
+            report["settings"] |= {**vars(params), "chat": chat, "system": options.system, "thinking": options.thinking}
             print(json.dumps(report))
         elif engine.tokenizer is None and not options.quiet:
             print("foldspec: the target has no tokenizer.json, so there is no text; --json gives ids", file=sys.stderr)
@@ -191,34 +221,29 @@ def _prompt(options: argparse.Namespace) -> str | tuple[int, ...]:
     if len(given) != 1:
         raise UsageError("give exactly one of -p, --prompt-file and --prompt-ids")
     if options.prompt_ids is not None:
-        if options.chat or options.system or options.thinking:
+        if options.chat or options.system is not None or options.thinking is not None:
             raise UsageError("ids go in as they are, without a chat template", where="--prompt-ids")
         return _ids(options.prompt_ids, "--prompt-ids")
     if options.prompt is not None:
         return str(options.prompt)
-    if options.prompt_file == "-":
-        return _decoded(sys.stdin.buffer.read(), "stdin")
-    return _decoded(_read(options.prompt_file, "--prompt-file"), options.prompt_file)
+    return _read(options.prompt_file, "--prompt-file")
 
 
-def _read(path: str, option: str) -> bytes:
+def _read(path: str, option: str) -> str:
+    """The text of a file, or of stdin for ``-``."""
     try:
-        return Path(path).read_bytes()
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8-sig")  # the mark that some editors put first is no part of the text
     except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror})", where=option) from None
-
-
-def _decoded(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8")
+        raise UsageError(f"cannot read {path:.200} ({error.strerror})", where=option) from None
     except UnicodeDecodeError:
-        raise UsageError("is not UTF-8 text", where=where) from None
+        raise UsageError(f"{path} is not UTF-8 text", where=option) from None
 
 
 def _ids(text: str, option: str) -> tuple[int, ...]:
-    """``1,2,3``, or a file with ids between commas, spaces or JSON brackets."""
-    if not all(c.isdigit() or c in ", -" for c in text):
-        text = _decoded(_read(text, option), text)
+    """``1,2,3``, or a file of such; spaces and JSON's brackets may stand between the ids too."""
+    if not set(text) <= set("0123456789-, []"):
+        text = _read(text, option)
     words = text.replace(",", " ").replace("[", " ").replace("]", " ").split()
     try:
         return tuple(int(word) for word in words)
@@ -232,7 +257,7 @@ def _encode(engine: Engine, prompt: str | tuple[int, ...], options: argparse.Nam
         return engine.encode(prompt), False
     chat = engine.chats if options.chat is None else options.chat
     if not chat:
-        if options.system or options.thinking:
+        if options.system is not None or options.thinking is not None:
             raise UsageError("belongs to a chat template, which is not in use", where="--system or --thinking")
         return engine.encode(prompt), False
     messages = [{"role": "user", "content": prompt}]

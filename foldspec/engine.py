@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast, overload
 
 from foldspec.acceptance import make_rule
-from foldspec.errors import UsageError
+from foldspec.context import make_method
+from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
@@ -28,7 +29,7 @@ __all__ = ["Engine", "Generation", "Prefix", "cache_folder", "split_options"]
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or chat messages
 
-WINDOW, ALPHA = 2048, 2.0  # the paper's, for a pair that the registry does not know
+WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
 
 
 class Engine:
@@ -40,7 +41,8 @@ class Engine:
         self.method = dataclasses.replace(
             method,
             window=method.window or (entry.window if entry else None) or WINDOW,
-            alpha=method.alpha or (entry.alpha if entry else None) or ALPHA,
+            alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
+            coverage=method.coverage or (entry.coverage if entry else "all"),
         )
         self._rule = make_rule(self.method.accept)
         self._drafter = resources.drafter(self.method)
@@ -70,7 +72,8 @@ class Engine:
         """
         engine_options, method = split_options(options)
         kernels, device = Kernels(engine_options.kernels), pick_device(engine_options.device)
-        make_rule(method.accept)
+        make_rule(method.accept)  # a wrong name is said before the weights are read
+        make_method(method, (), 1)
         found = find_pair(pair, target, drafter, options=engine_options, kernels=kernels, progress=progress)
         resources = Resources(found, engine_options, kernels, device, progress)
         load_pair(found, dtype=resources.dtype, device=device, progress=progress)
@@ -121,10 +124,14 @@ class Engine:
             ids = list(prompt)
         if not ids:
             raise UsageError("is empty", where="prompt", do="give at least one token")
-        for i in ids:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < found.model.vocabulary:
-                raise UsageError(f"{i!r} is not one of the target's {found.model.vocabulary} ids", where="prompt")
+        self._check_ids(ids, "prompt")
         return tuple(ids)
+
+    def _check_ids(self, ids: Sequence[Any], where: str) -> None:
+        vocabulary = self._resources.found.model.vocabulary
+        for i in ids:
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocabulary:
+                raise UsageError(f"{i!r} is not one of the target's {vocabulary} ids", where=where)
 
     def prefill(self, prompt: Prompt) -> Prefix:
         """Run a prompt once and keep it: any engine over the same weights generates from it.
@@ -155,6 +162,7 @@ class Engine:
         else:
             ids = self.encode(prompt)
             resources.check_room(ids)
+        self._check_ids(params.stop_ids, "stop_ids")
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else resources.found.stop_ids)
         limit = min(params.max_tokens, resources.max_context - len(ids))
         return Generation(self, Request(resources.new_id(), ids, limit, stops), prefix)
@@ -165,12 +173,12 @@ class Engine:
         if request.limit == 0:
             request.finish_reason = "length"
             return
-        clock = -time.perf_counter()
+        clock = -time.perf_counter()  # seconds on the clock, less the time at which it was last started
         with resources.opened(request.id, self._drafter, prefix):
             if prefix is None:
-                logits = resources.run_prompt(request.id, request.prompt, self._drafter, resources.progress)
+                logits = resources.run_prompt(request.id, request.prompt, self._drafter)
             else:
-                logits, clock = prefix.logits, clock + prefix.seconds
+                logits, clock = prefix.logits, clock + prefix.seconds  # as if the prompt had just been run
             first = self._rule.decide(logits, [PointMass(())])[0].next_token
             committed = request.commit([first])
             completion.first_time = completion.last_time = clock + time.perf_counter()
@@ -194,6 +202,7 @@ class Engine:
             **dataclasses.asdict(self.method),
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
+            "law": self._rule.law(),
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
             "page_size": resources.options.page_size,
@@ -224,7 +233,7 @@ class Generation(Iterator[Piece]):
     def __init__(self, engine: Engine, request: Request, prefix: Prefix | None) -> None:
         self.completion = Completion(prompt_ids=request.prompt, rounds=request.rounds)
         self._request = request
-        self._text = TextStream(engine.tokenizer)
+        self._tokenizer, self._text = engine.tokenizer, TextStream(engine.tokenizer)
         self._runs = engine._run(request, prefix, self.completion)
 
     def __next__(self) -> Piece:
@@ -252,9 +261,9 @@ class Generation(Iterator[Piece]):
         done, request = self.completion, self._request
         if not request.done:
             request.finish_reason = "cancelled"
-            # a round that was interrupted after its commit: the ids count, so the text must have them
-            done.text += self._text.push(request.output[len(done.token_ids) :]) + self._text.finish()
         done.token_ids, done.finish_reason = tuple(request.output), request.finish_reason
+        if self._tokenizer is not None:  # an interrupt may come between a commit and its text, so that is made anew
+            done.text = self._tokenizer.decode(request.output)
 
 
 def _are_messages(prompt: Any) -> bool:
@@ -275,4 +284,7 @@ def cache_folder() -> Path:
     """Where prepared checkpoints are kept: FOLDSPEC_CACHE, else foldspec in the user's cache folder."""
     if os.environ.get("FOLDSPEC_CACHE"):
         return Path(os.environ["FOLDSPEC_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foldspec"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foldspec"
+    except RuntimeError:
+        raise ResourceError("there is no home folder to keep a cache in", do="set FOLDSPEC_CACHE to a folder") from None

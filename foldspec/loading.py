@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class FoundPair:
-    """A target and perhaps a drafter that fit together; no weight is in memory yet."""
+    """A target and perhaps a drafter that fit together. Their modules are empty until :func:`load_pair` fills them."""
 
     entry: Pair | None
     target: Checkpoint
@@ -80,31 +80,31 @@ def find_pair(
     if drafter == "none":
         drafter_source = None
 
-    found = _find(target_source, options, progress)
-    model = model_class(found.config).from_config(found.config, tuple(found.weights.entries), kernels)
-    _check_shapes(model, found.weights, model.parameter_name)
-    found_drafter, network = None, None
+    checkpoint = _find(target_source, options, progress)
+    model = model_class(checkpoint.config).from_config(checkpoint.config, tuple(checkpoint.weights.entries), kernels)
+    _check_shapes(model, checkpoint.weights, model.parameter_name)
+    of_drafter, network = None, None
     if drafter_source is not None:
-        found_drafter = _find(drafter_source, options, progress)
-        network = make_network(found_drafter.config, tuple(found_drafter.weights.entries))
+        of_drafter = _find(drafter_source, options, progress)
+        network = make_network(of_drafter.config, tuple(of_drafter.weights.entries))
         check_pair(
             network.facts,
-            target=str(found.folder),
+            target=str(checkpoint.folder),
             width=model.width,
             layers=model.layer_count,
             vocabulary=model.vocabulary,
         )
-        _check_shapes(network, found_drafter.weights, lambda name: name, network.integer)
-    tokenizer = Tokenizer.load(found.folder)
+        _check_shapes(network, of_drafter.weights, lambda name: name, network.integer)
+    tokenizer = Tokenizer.load(checkpoint.folder)
     return FoundPair(
         entry=entry,
-        target=found,
+        target=checkpoint,
         model=model,
-        drafter=found_drafter,
+        drafter=of_drafter,
         network=network,
         tokenizer=tokenizer,
-        template=ChatTemplate.load(found.folder),
-        stop_ids=frozenset(stop_ids(found.folder, found.config.values, tokenizer)),
+        template=ChatTemplate.load(checkpoint.folder),
+        stop_ids=frozenset(stop_ids(checkpoint.folder, checkpoint.config.values, tokenizer)),
     )
 
 

@@ -6,6 +6,7 @@ This module imports no torch: ``foldspec --help`` and the checks of a wrong opti
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["EngineOptions", "MethodOptions", "SamplingParams"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
+MOST_THREADS = 1024
 
 
 def _whole(name: str, value: object, low: int, *, optional: bool = False) -> None:
@@ -55,10 +57,13 @@ class SamplingParams:
 class MethodOptions:
     """What a round does: how the drafter reads its context, how many drafts are verified, by which rule.
 
+    A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` all of them.
+
     ``context``        name of a context method (``foldspec.context.METHODS``)
     ``window``         W of FOLD, in context entries; None takes the pair's own
     ``alpha``          sharpness of FOLD's far read, a real number >= 1; None takes the pair's own
-    ``coverage``       ``all``: every drafter layer follows the method; ``full``: only its full-attention layers
+    ``coverage``       ``all``: every drafter layer has the far read; ``full``: only full-attention layers have it; None
+                       takes the pair's own
     ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
     ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``)
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
@@ -67,7 +72,7 @@ class MethodOptions:
     context: str = "fold"
     window: int | None = None
     alpha: float | None = None
-    coverage: str = "all"
+    coverage: str | None = None
     far_boundary: str = "D"
     accept: str = "exact"
     draft_tokens: int | None = None
@@ -79,7 +84,8 @@ class MethodOptions:
             real = isinstance(self.alpha, (int, float)) and not isinstance(self.alpha, bool)
             if not real or not math.isfinite(self.alpha) or self.alpha < 1:
                 raise UsageError(f"must be a finite number of at least 1, not {self.alpha!r}", where="alpha")
-        _one_of("coverage", self.coverage, COVERAGES)
+        if self.coverage is not None:
+            _one_of("coverage", self.coverage, COVERAGES)
         _one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
 
     @classmethod
@@ -127,12 +133,13 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _whole("threads", self.threads, 1, optional=True)
+        if (self.threads or 1) > MOST_THREADS:  # a number that was not meant ends in a crash of the thread library
+            raise UsageError(f"must be at most {MOST_THREADS}, not {self.threads}", where="threads")
         _whole("max_context", self.max_context, 1, optional=True)
         _whole("prefill_chunk", self.prefill_chunk, 1, optional=True)
         _whole("page_size", self.page_size, 16)
         if self.page_size & (self.page_size - 1):
             raise UsageError(f"must be a power of two, not {self.page_size}", where="page_size")
-        kind, _, index = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
+        if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", self.device):
             raise UsageError(f"must be auto, cpu, cuda or cuda:N, not {self.device!r}", where="device")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))

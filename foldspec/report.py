@@ -18,7 +18,7 @@ from foldspec.kernels.multi_read_attention import Facts
 from foldspec.loading import Progress, find_pair, is_local
 from foldspec.models.base import ARCHITECTURES as TARGETS
 from foldspec.options import EngineOptions
-from foldspec.resources import pick_device, pick_dtype
+from foldspec.resources import pick_context, pick_device, pick_dtype
 
 __all__ = ["check", "environment", "known"]
 
@@ -56,19 +56,21 @@ def check(
     Raises the same errors as :meth:`Engine.load`.
     """
     kernels, device = Kernels(options.kernels), pick_device(options.device)
-    dtype, width, about = torch.float32, 64, None
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    dtype, widths, about = torch.float32, (64, 64), None
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
-        width = spec.key_width
+        widths = spec.key_width, spec.value_width
         weights = sum(p.numel() for p in found.model.parameters()) * dtype.itemsize
         about = {
             "target": str(found.target.folder),
             "architecture": found.target.config.architecture,
             "weights": f"{weights / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}",
             "cache": f"{spec.bytes_per_entry / 1e3:.3g} kB a token",
-            "context": found.model.max_positions,
+            "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
         }
         if found.drafter is not None and found.network is not None:
@@ -80,7 +82,7 @@ def check(
                 "verdict": "the drafter was made for this target",
             }
     # an operator chooses when it first runs; here it is asked beforehand
-    kernels.choose("multi_read_attention", Facts(device.type, dtype, width, width))
+    kernels.choose("multi_read_attention", Facts(device.type, dtype, *widths))
     return {"environment": environment(device, kernels), "pair": about}
 
 

@@ -21,7 +21,7 @@ from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.schedule.prefill import prefill
 
-__all__ = ["Prefix", "Resources", "pick_device", "pick_dtype"]
+__all__ = ["Prefix", "Resources", "pick_context", "pick_device", "pick_dtype"]
 
 REQUESTS = 2  # full-length requests that the pools hold: one kept prefix, and one that runs
 
@@ -58,6 +58,8 @@ class Prefix:
 
 
 class Resources:
+    """A loaded pair with its pools, and what it takes to run a request in them: caches opened and closed, prefill."""
+
     def __init__(
         self,
         found: FoundPair,
@@ -71,10 +73,7 @@ class Resources:
             torch.set_num_threads(options.threads)
         self.dtype = pick_dtype(options.dtype, device, found)
         self.chunk = options.prefill_chunk or (512 if device.type == "cpu" else 8192)
-        limit = found.model.max_positions
-        self.max_context = options.max_context or limit
-        if self.max_context > limit:
-            raise UsageError(f"the target holds {limit} positions, not {self.max_context}", where="--max-context")
+        self.max_context = pick_context(options.max_context, found)
         self._ids = itertools.count()
         self._prefix_drafter: Drafter | None = None
         self.cache, self._draft_cache = self._pools()
@@ -83,6 +82,7 @@ class Resources:
         model, network, options = self.found.model, self.found.network, self.options
         spec = model.cache_spec(self.dtype)
         block = network.block if network else 0
+        # a drafter writes its block behind the last entry, so a full-length request needs that much more
         pages = REQUESTS * -(-(self.max_context + block + 1) // options.page_size)
         try:
             cache = PagedCache(spec, pages=pages, page_size=options.page_size, device=self.device)
@@ -92,13 +92,13 @@ class Resources:
                 network.cache_spec(self.dtype),
                 pages=pages,
                 page_size=options.page_size,
-                max_requests=2 * REQUESTS,
+                max_requests=2 * REQUESTS,  # rings are small: some more, for requests that are not full-length
                 device=self.device,
             )
         except RuntimeError as error:  # torch has no one class for it on all devices
             size = pages * options.page_size * spec.bytes_per_entry
             what = f"no memory for a cache of {size / 1e9:.1f} GB on {self.device}"
-            raise ResourceError(what, do="lower --max-context") from error
+            raise ResourceError(what, do="lower --max-context or --page-size") from error
         return cache, draft_cache
 
     def new_id(self) -> int:
@@ -152,10 +152,9 @@ class Resources:
         self.cache.close(request)
         drafter.close(request)
 
-    def run_prompt(
-        self, request: int, prompt: Sequence[int], drafter: Drafter, progress: Progress | None
-    ) -> torch.Tensor:
+    def run_prompt(self, request: int, prompt: Sequence[int], drafter: Drafter) -> torch.Tensor:
         """Prefill an open request; the logits [1, vocabulary] of its last token."""
+        progress = self.progress
         return prefill(
             request,
             prompt,
@@ -174,7 +173,7 @@ class Resources:
         try:
             self.cache.open(request)
             drafter.open_prefix(request)
-            logits = self.run_prompt(request, prompt, drafter, self.progress)
+            logits = self.run_prompt(request, prompt, drafter)
         except BaseException:
             self.close(request, drafter)
             raise
@@ -191,6 +190,14 @@ def pick_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise ResourceError(f"there are {count} GPUs here", where=f"--device {name}", do="use --device cpu")
     return device
+
+
+def pick_context(wanted: int | None, found: FoundPair) -> int:
+    """Tokens that a request may hold. Raises :class:`UsageError` for more than the target declares."""
+    limit = found.model.max_positions
+    if wanted is not None and wanted > limit:
+        raise UsageError(f"the target holds {limit} positions, not {wanted}", where="--max-context")
+    return wanted or limit
 
 
 def pick_dtype(name: str, device: torch.device, found: FoundPair) -> torch.dtype:

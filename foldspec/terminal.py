@@ -22,15 +22,20 @@ EVERY = 0.1  # seconds between two drawings of the live line
 
 
 class Terminal:
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, text: bool = True) -> None:
+        """``quiet``: draw nothing. ``text``: write the generated text (with ``--json`` it is part of the object)."""
         self._console = Console(stderr=True)
-        self._live = self._console.is_terminal and not quiet
+        # rich would also draw into a file, where the environment says FORCE_COLOR
+        able = sys.stderr.isatty() and self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = able and not quiet
         # text on the same terminal is held back to whole lines, so that the live line can stand under it
         self._same = self._live and sys.stdout.isatty()
+        self._text = text
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._line: Live | None = None
         self._held = ""
+        self._taken = 0  # characters of the text that were written or are held
         self._drawn = 0.0
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -39,30 +44,29 @@ class Terminal:
             return
         if self._bars is None:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars = Progress(*columns, console=self._console, transient=True, redirect_stdout=False)
             self._bars.start()
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total or None)
         self._bars.update(self._tasks[stage], completed=done, total=total or None)
 
-    def text(self, piece: str, so_far: Completion) -> None:
-        """Write a piece of text and draw the live line."""
+    def update(self, so_far: Completion) -> None:
+        """Write what the text has grown by, and draw the live line."""
         self._end_bars()
+        self._take(so_far)
         if not self._same:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        else:
-            self._held += piece
+            self._write(self._held)
+            self._held = ""
         if not self._live:
             return
         if self._line is None:
-            self._line = Live(console=self._console, transient=True, auto_refresh=False)
+            # while it draws, rich would take over sys.stdout too, and send the generated text to stderr
+            self._line = Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=False)
             self._line.start()
         lines, newline, rest = self._held.rpartition("\n")
         if newline:
             self._line.update(Text(""), refresh=True)
-            sys.stdout.write(lines + newline)
-            sys.stdout.flush()
+            self._write(lines + newline)
             self._held = rest
         now = time.monotonic()
         if newline or now - self._drawn > EVERY:
@@ -71,15 +75,23 @@ class Terminal:
             tail = self._held[-4 * self._console.width :]
             self._line.update(Group(Text(tail), status) if tail else status, refresh=True)
 
-    def end(self, done: Completion, *, text: bool) -> None:
-        """Write what is left of the text, on a line of its own."""
+    def end(self, done: Completion) -> None:
+        """Write what is left of the text, and end its last line."""
         self._close()
-        if text:
-            sys.stdout.write(self._held)
-            self._held = ""
-            if done.text and not done.text.endswith("\n"):
-                sys.stdout.write("\n")
-            sys.stdout.flush()
+        self._take(done)
+        if self._text and done.text and not done.text.endswith("\n"):
+            self._held += "\n"
+        self._write(self._held)
+        self._held = ""
+
+    def _take(self, done: Completion) -> None:
+        if self._text:
+            self._held += done.text[self._taken :]
+            self._taken = len(done.text)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     def _end_bars(self) -> None:
         if self._bars is not None:

@@ -66,6 +66,7 @@ class PageAllocator:
             self._owners[page] -= 1
 
     def owners(self, page: int) -> int:
+        """How many requests hold the page."""
         return self._owners[page]
 
 

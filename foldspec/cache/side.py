@@ -6,7 +6,7 @@ them: a ring beside the un-rotated pages gives both reads without a second copy 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,8 +32,8 @@ class Layout:
 class DraftCache:
     """Values, rotated keys, un-rotated keys [layers, slots, kv heads, width] and rings, for many requests.
 
-    An array exists once a request needs it. Block rows are written behind the committed entries as scratch: they are
-    readable in the same round and are never counted.
+    An array exists once a request needs it, and from then on; of rings there is a pool for each capacity. Block rows are
+    written behind the committed entries as scratch: they are readable in the same round and are never counted.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class DraftCache:
         self._adopt(request, layouts)
 
     def _adopt(self, request: int, layouts: tuple[Layout, ...]) -> None:
+        # a ring as long as all slots holds everything, so that a huge window costs no more than the context
+        layouts = tuple(replace(layout, ring=min(layout.ring, self._slots)) for layout in layouts)
         self._layouts[request] = layouts
         for kind in ("rotated", "unrotated"):
             if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
@@ -110,8 +112,7 @@ class DraftCache:
             rings, pool = self._rings[layout.ring]
             write(pool[layer], rings.runs(request, first, end), keys[first - start :])
         else:
-            pool = self._keys["rotated" if rotated else "unrotated"]
-            write(pool[layer], self.tables.runs(request, start, end), keys)
+            write(self._pool(layer, layout, rotated), self.tables.runs(request, start, end), keys)
 
     def keys(self, layer: int, request: int, first: int, last: int, *, rotated: bool) -> Entries:
         """Keys of the entries ``first .. last-1``, scratch rows included."""
@@ -119,8 +120,13 @@ class DraftCache:
         if rotated and layout.ring:
             rings, pool = self._rings[layout.ring]
             return Entries(pool[layer], rings.runs(request, first, last))
-        pool = self._keys["rotated" if rotated else "unrotated"]
-        return Entries(pool[layer], self.tables.runs(request, first, last))
+        return Entries(self._pool(layer, layout, rotated), self.tables.runs(request, first, last))
+
+    def _pool(self, layer: int, layout: Layout, rotated: bool) -> torch.Tensor:
+        # another request may have made the array: what this one never wrote must not be read from it
+        kind = "rotated" if rotated else "unrotated"
+        assert getattr(layout, kind), f"layer {layer} keeps no {kind} keys: the method's stores() must ask for them"
+        return self._keys[kind][layer]
 
     def values(self, layer: int, request: int, first: int, last: int) -> Entries:
         """Values of the entries ``first .. last-1``, scratch rows included."""

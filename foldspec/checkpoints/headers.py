@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         items = list(weight_map.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"is not an index with a weight_map ({error})", where=str(index)) from None
     for name, shard in items:
         # a plain name only: a path could point at any file of this machine
@@ -128,8 +129,10 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
             )
     entries: dict[str, Entry] = {}
     for shard in sorted(set(weight_map.values())):
-        if not (folder / shard).exists():
-            raise CheckpointError(f"the shard {shard} is missing", where=str(index), do="fetch the checkpoint again")
+        if not os.path.exists(folder / shard):  # pathlib's raises for a name that is too long
+            raise CheckpointError(
+                f"the shard {shard:.200} is missing", where=str(index), do="fetch the checkpoint again"
+            )
         inside = _read_file(folder / shard)
         twice = [name for name in inside if name in entries]
         if twice:
@@ -162,7 +165,7 @@ def _read_file(path: Path) -> dict[str, Entry]:
         header = json.loads(text, object_pairs_hook=_unique)
         header.pop("__metadata__", None)
         entries = {name: _entry(name, value, path, 8 + length) for name, value in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise fault(f"malformed safetensors header ({error})") from None
     end = 8 + length
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 import threading
@@ -55,15 +56,15 @@ def resolve(
     in the cache, no socket is opened. ``progress("download", bytes done, bytes)``. Raises :class:`CheckpointError` (no
     such folder, repository or revision; no access; offline and not cached) and :class:`ResourceError` (network, disk).
     """
-    folder = Path(ref).expanduser()
-    if folder.is_dir() or ref.startswith((".", "/", "~")) or folder.is_absolute():
-        if not folder.is_dir():
-            raise CheckpointError("no such folder", where=ref)
+    folder = Path(os.path.expanduser(ref))  # pathlib's raises where there is no such user
+    if os.path.isdir(folder) or ref.startswith((".", "/", "~")) or folder.is_absolute():
+        if not os.path.isdir(folder):
+            raise CheckpointError("no such folder", where=f"{ref:.200}")
         if revision:
             raise UsageError("a folder has no revision", where=ref, do="leave the revision out")
         return Resolved(folder)
     if not _HUB_ID.fullmatch(ref):
-        raise CheckpointError("neither a folder nor a hub id (owner/name)", where=ref)
+        raise CheckpointError("neither a folder nor a hub id (owner/name)", where=f"{ref:.200}")
     if offline or _COMMIT.fullmatch(revision or ""):
         found = _cached(ref, revision, cache_dir)
         if found:

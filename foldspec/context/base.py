@@ -43,13 +43,13 @@ class DrafterLayer:
 class Read:
     """One read of the context by the ``B`` rows of a block.
 
-    ``first``, ``last``   per row, the entries ``first[r] .. last[r]-1``; ``last[r] < first[r]`` means none
+    ``first``, ``last``   per row, the entries ``first[r] .. last[r]-1``, none if ``last[r] <= first[r]``; at most ``n``
     ``keys``              ``rotated`` (true positions) or ``unrotated`` (all at position 0)
     ``query_at``          per row, the position at which the query is rotated: the distance to un-rotated keys
-    ``scale``             multiplies the logits
+    ``scale``             multiplies the logits s, on top of the layer's own 1/sqrt(d)
     ``exponent``          the read weighs (sum exp(scale * s)) ** exponent
     ``block``             whether the block itself is attended to in this read, by the layer's own rule and at true
-                          positions; exactly one read of a list carries it
+                          positions; exactly one read of a list carries it, and its ``last`` is ``n`` in every row
     """
 
     first: tuple[int, ...]
@@ -82,10 +82,10 @@ class ContextMethod(ABC):
         """The true position of each block row."""
         return tuple(range(n, n + self.block))
 
-    def near(self, layer: int, n: int, window: int | None = None) -> Read:
-        """The read that carries the block: entries with ``p - j < window`` that the layer itself sees, at true
-        distances. Without a window, all that the layer sees: attention as the drafter was trained."""
+    def near(self, layer: int, n: int, reach: int | None = None) -> Read:
+        """The read that carries the block: the entries with ``p - j < reach`` that the layer itself sees, at true
+        distances. FOLD's reach is ``D = W + B``; without one, this is attention as the drafter was trained."""
         first = [self.layers[layer].first_seen(p) for p in self.positions(n)]
-        if window is not None:
-            first = [max(f, p - window + 1) for f, p in zip(first, self.positions(n), strict=True)]
+        if reach is not None:
+            first = [max(f, p - reach + 1) for f, p in zip(first, self.positions(n), strict=True)]
         return Read(tuple(min(f, n) for f in first), (n,) * self.block, "rotated", self.positions(n), block=True)

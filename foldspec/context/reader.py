@@ -15,7 +15,7 @@ from foldspec.cache.rows import Rows
 from foldspec.cache.side import DraftCache, Layout
 from foldspec.context.base import ContextMethod, Read
 from foldspec.kernels.dispatch import Kernels
-from foldspec.kernels.multi_read_attention import Entries, ReadArgs
+from foldspec.kernels.multi_read_attention import ReadArgs
 
 __all__ = ["ContextReader", "Rotation"]
 
@@ -24,7 +24,8 @@ PREFIX_LAYOUT = Layout(rotated=True, unrotated=True)
 
 
 class Rotation(Protocol):
-    """A layer's rotary embedding: x [n, heads, d] rotated to positions [n]."""
+    """A layer's rotary embedding: x [rows, heads, d] rotated to positions [rows]. (Models have the class; this room
+    does not import them.)"""
 
     def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor: ...
 
@@ -86,7 +87,7 @@ class ContextReader:
     def attend(self, layer: int, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of one layer's block rows: q [total, heads, d], k and v [total, kv heads, d], all un-rotated; the
         result is [total, heads, d]."""
-        at_positions: dict[tuple[int, ...], torch.Tensor] = {}
+        at_positions: dict[tuple[int, ...], torch.Tensor] = {}  # reads and requests often share a query's positions
 
         def rotated(x: torch.Tensor, at: tuple[int, ...]) -> torch.Tensor:
             if at not in at_positions:
@@ -98,25 +99,35 @@ class ContextReader:
             # the block's rows go behind the context as scratch, so that a read of both is one stretch of entries
             self._cache.write_values(layer, request, n, v[packed])
             self._cache.write_keys(layer, request, n, rotated(k[packed], self._method.positions(n)), rotated=True)
-            reads = self._method.reads(layer, n)
+            reads = self._reads(layer, n)
             batch.append(
                 [self._arguments(layer, request, n, read, rotated(q[packed], read.query_at)) for read in reads]
             )
         outputs = self._kernels.multi_read_attention(batch)
         return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])
 
+    def _reads(self, layer: int, n: int) -> list[Read]:
+        """The method's reads. A mistake in them costs acceptance and never a token, so nothing later would tell."""
+        reads, rows = self._method.reads(layer, n), self._method.block
+        assert sum(read.block for read in reads) == 1, "exactly one read carries the block"
+        for read in reads:
+            assert len(read.first) == len(read.last) == len(read.query_at) == rows, "a read has a bound for each row"
+            assert min(read.first) >= 0 and max(read.last) <= n, "a read stays inside the context"
+            assert read.keys in ("rotated", "unrotated"), f"keys are rotated or unrotated, not {read.keys!r}"
+        return reads
+
     def _arguments(self, layer: int, request: int, n: int, read: Read, q: torch.Tensor) -> ReadArgs:
         """Turn a read into what the operator takes: entries as runs of slots, bounds as columns of that sequence."""
         first, last = list(read.first), [max(f, l) for f, l in zip(read.first, read.last, strict=True)]
         if read.block:
-            for r, (block_first, block_last) in enumerate(
-                self._method.layers[layer].block_span(r, self._method.block) for r in range(self._method.block)
-            ):
-                # entries and block rows join into one stretch: a row that skips block rows sees no entries either
-                assert last[r] == n and (block_first == 0 or first[r] == n)
+            for r in range(self._method.block):
+                block_first, block_last = self._method.layers[layer].block_span(r, self._method.block)
+                # entries and block rows are one stretch: on a sliding layer narrower than the block, a row that skips
+                # block rows is past all entries too
+                assert last[r] == n and (block_first == 0 or first[r] == n), "the read must end where the block begins"
                 first[r], last[r] = first[r] + block_first, n + block_last
         low, high = min(first), max(last)
-        keys: Entries = self._cache.keys(layer, request, low, high, rotated=read.keys == "rotated")
+        keys = self._cache.keys(layer, request, low, high, rotated=read.keys == "rotated")
         values = self._cache.values(layer, request, low, high)
         bounds = tuple(f - low for f in first), tuple(l - low for l in last)
         return ReadArgs(q, keys, values, *bounds, scale=self._scale * read.scale, exponent=read.exponent)

@@ -1,4 +1,6 @@
-"""``window``: FOLD's near read alone. Row ``r`` reads the entries with ``p - j < D``, ``D = W + B``."""
+"""``window``: FOLD's near read alone. Row ``r`` reads the entries with ``p - j < D``, ``D = W + B``; a sliding layer
+keeps a window of its own that is narrower.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,5 @@ from foldspec.context.base import ContextMethod, Read
 
 class Window(ContextMethod):
     def reads(self, layer: int, n: int) -> list[Read]:
-        # a sliding layer has a window of its own and keeps it
-        own = self.layers[layer].window is not None
         assert self.options.window is not None
-        return [self.near(layer, n, None if own else self.options.window + self.block)]
+        return [self.near(layer, n, max(self.options.window + self.block, self.layers[layer].window or 0))]

@@ -1,6 +1,6 @@
 """DFlash: a small network that reads the target's tapped states and fills a block of masks in one pass.
 
-Both published formats (``drafters.md`` of the design calls them z-lab and DeepSpec) share the network:
+Both published formats, z-lab's and DeepSpec's, share the network:
 
     c_j = rms(fc [taps of token j])                        one context row a committed token, the same for all layers
     K, V of layer l = k_norm(Wk c), Wv c                    stored once, when the token is committed
@@ -12,8 +12,9 @@ They differ in what row ``r`` predicts: the token at ``n + r`` (z-lab: B-1 draft
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -207,11 +208,11 @@ class DFlash(Drafter):
         self.taps, self.max_drafts = config.taps, config.max_drafts
         self._embed = network.embed_tokens if config.own_embedding else target.embed
         self._target_ids = network.target_ids
+        self._logits: Callable[[torch.Tensor], torch.Tensor] = target.head
         if config.own_head:
-            self._head: torch.Tensor = network.lm_head.weight
-        else:
-            head = target.head_weight
-            self._head = head if self._target_ids is None else head[self._target_ids]
+            self._logits = network.lm_head
+        elif self._target_ids is not None:
+            self._logits = partial(target.head, weight=target.head_weight[self._target_ids])
 
     def open(self, request: int) -> None:
         self._reader.open(request)
@@ -226,6 +227,7 @@ class DFlash(Drafter):
         self._reader.close(request)
 
     def truncate(self, request: int, length: int) -> None:
+        # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))
 
     def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
@@ -263,7 +265,8 @@ class DFlash(Drafter):
             x = x + attention.output(o)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         used = net.norm(x.view(len(requests), block, -1)[:, self._config.first_row :].flatten(0, 1))
-        drafts = torch.tensor(greedy(nn.functional.linear(used, self._head)))
+        drafts = greedy(self._logits(used))
         if self._target_ids is not None:
-            drafts = self._target_ids[drafts.to(self._target_ids.device)].cpu()
-        return drafts.view(len(requests), -1).tolist()
+            drafts = self._target_ids[drafts].tolist()
+        count = self._config.max_drafts
+        return [drafts[i * count : (i + 1) * count] for i in range(len(requests))]

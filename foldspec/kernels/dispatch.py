@@ -32,18 +32,21 @@ class Kernels:
         if force != "auto" and force not in known:
             raise UsageError(f"unknown kernels {force!r}", where="--kernels", do=f"known: auto, {', '.join(known)}")
         self._force = force
-        self._chosen: dict[mra.Facts, mra.Attention] = {}
+        self._chosen: dict[tuple[str, mra.Facts], mra.Attention] = {}
         self.choices: list[Choice] = []
 
     def multi_read_attention(self, batch: Sequence[Sequence[mra.ReadArgs]]) -> list[mra.Output]:
-        facts = mra.Facts.of(batch[0][0])
-        run = self._chosen.get(facts)
-        if run is None:
-            run = self._chosen[facts] = self.choose("multi_read_attention", facts)
-        return run(batch)
+        """One output a request, from its reads."""
+        return self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))(batch)
 
     def choose(self, operator: str, facts: mra.Facts) -> mra.Attention:
-        """Pick an implementation for these facts and note the choice in ``choices``."""
+        """The implementation for these facts, picked once and then noted in ``choices``."""
+        run = self._chosen.get((operator, facts))
+        if run is None:
+            run = self._chosen[operator, facts] = self._pick(operator, facts)
+        return run
+
+    def _pick(self, operator: str, facts: mra.Facts) -> mra.Attention:
         refused: list[tuple[str, str]] = []
         for name, supports, run in OPERATORS[operator]():
             reason = supports(facts)

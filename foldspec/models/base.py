@@ -67,8 +67,9 @@ class LanguageModel(nn.Module, ABC):
         """ids [n] -> embedding rows [n, width]."""
 
     @abstractmethod
-    def head(self, x: torch.Tensor) -> torch.Tensor:
-        """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better."""
+    def head(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better. ``weight`` [k, width], some rows of
+        :attr:`head_weight`, restricts the vocabulary to them."""
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ class ModelConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CheckpointError("no config.json", where=str(folder), do="name a checkpoint folder") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"cannot be read as JSON ({error})", where=str(path)) from None
         if not isinstance(values, dict):
             raise CheckpointError("is not a JSON object", where=str(path))
@@ -58,14 +58,19 @@ class ModelConfig:
             raise self.error(f"{key} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r}")
         return value
 
-    def whole(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+    def whole(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 26) -> int:
+        """``high`` is beyond any model: a larger number would exhaust the memory before it is found to be wrong."""
         value: int = self.get(key, int, default)
-        if value < low:
-            raise self.error(f"{key} must be at least {low}, not {value}")
+        if not low <= value <= high:
+            raise self.error(f"{key} must be in {low} .. {high}, not {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self.get(key, (int, float), default))
+        """A positive number. JSON as Python reads it may also hold NaN and Infinity."""
+        value = self.get(key, (int, float), default)
+        if value is not default and not 0 < value < 1e30:
+            raise self.error(f"{key} must be a positive number, not {value}")
+        return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self.get(key, bool, default))

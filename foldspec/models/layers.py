@@ -89,16 +89,16 @@ class Geometry:
     @classmethod
     def from_config(cls, config: ModelConfig) -> Geometry:
         """Raises :class:`CheckpointError` for a missing or impossible width."""
-        width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+        width, heads = config.whole("hidden_size"), config.whole("num_attention_heads", high=1 << 16)
         if not config.has("head_dim") and width % heads:
             raise config.error(f"hidden_size {width} is not a multiple of num_attention_heads {heads}")
         geometry = cls(
             width=width,
             inner=config.whole("intermediate_size"),
-            layers=config.whole("num_hidden_layers"),
+            layers=config.whole("num_hidden_layers", high=1 << 12),
             heads=heads,
             kv_heads=config.whole("num_key_value_heads", heads),
-            head_dim=config.whole("head_dim", width // heads or 1),
+            head_dim=config.whole("head_dim", width // heads or 1, high=1 << 16),
             eps=config.number("rms_norm_eps"),
         )
         if heads % geometry.kv_heads:

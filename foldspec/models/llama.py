@@ -91,8 +91,8 @@ class Llama(LanguageModel):
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_tokens(ids)
 
-    def head(self, x: torch.Tensor) -> torch.Tensor:
-        logits = nn.functional.linear(x, self.head_weight)
+    def head(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        logits = nn.functional.linear(x, self.head_weight if weight is None else weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:

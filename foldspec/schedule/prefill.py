@@ -30,7 +30,7 @@ def prefill(
 
     ``progress(done, total)`` is called after each chunk, in tokens. An exception it raises ends the prefill.
     """
-    logits = torch.empty(0)
+    logits = torch.empty(0)  # a prompt is never empty, so the last chunk replaces this
     for start in range(0, len(prompt), chunk):
         ids = torch.tensor(prompt[start : start + chunk], device=device)
         rows = Rows.of([request], [start], [len(ids)])

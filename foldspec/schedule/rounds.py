@@ -35,7 +35,7 @@ class Rounds:
     ) -> None:
         self.model, self.cache, self.drafter, self.rule = model, cache, drafter, rule
         self._device = device
-        self._most = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
+        self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
     @torch.inference_mode()
     def round(self, requests: Sequence[Request]) -> list[Round]:
@@ -43,7 +43,7 @@ class Rounds:
         ids = [r.id for r in requests]
         starts = [r.anchor_pos for r in requests]
         anchors = [r.output[-1] for r in requests]
-        budgets = [max(0, min(self._most, r.draft_budget)) for r in requests]
+        budgets = [max(0, min(self._max_drafts, r.draft_budget)) for r in requests]
 
         proposals = self.drafter.propose(Rows.of(ids, starts, [1] * len(ids)), anchors, budgets)
 
@@ -67,10 +67,10 @@ class Rounds:
         for request in requests:
             self.cache.truncate(request.id, request.anchor_pos)
             self.drafter.truncate(request.id, request.anchor_pos)
-        going = [(r, start, rows_of) for r, (_, start, rows_of) in zip(requests, rows, strict=True) if not r.done]
+        going = [(r, start, packed) for r, (_, start, packed) in zip(requests, rows, strict=True) if not r.done]
         if not going:
             return
-        kept = [rows_of.start + i for r, start, rows_of in going for i in range(r.anchor_pos - start)]
+        kept = [packed.start + i for r, start, packed in going for i in range(r.anchor_pos - start)]
         new = Rows.of(
             [r.id for r, _, _ in going],
             [start for _, start, _ in going],

@@ -138,7 +138,8 @@ def stop_ids(folder: Path | str, config: Mapping[str, Any], tokenizer: Tokenizer
     CheckpointError for an id that is no id of the model's vocabulary.
     """
     folder = Path(folder)
-    text_config = config.get("text_config") or {}
+    text_config = config.get("text_config")
+    text_config = text_config if isinstance(text_config, Mapping) else {}
     declared = [
         ("generation_config.json", read_json(folder / "generation_config.json").get("eos_token_id")),
         ("config.json", config.get("eos_token_id")),

@@ -34,8 +34,9 @@ class ReadArgs:
     """One read of one request.
 
     ``q`` [B, heads, d] rotated for this read. Row ``r`` sees the entries ``first[r] .. last[r]-1`` of the sequence that
-    ``keys`` and ``values`` hold (equal lengths). ``scale`` multiplies the logits; the read weighs
-    ``(sum exp(scale * s)) ** exponent``. A row may see nothing: it then weighs nothing.
+    ``keys`` and ``values`` hold (equal lengths, not always the same runs); what lies outside all rows' ranges may hold
+    anything. ``scale`` is the whole factor of the logits, 1/sqrt(d) included; the read weighs
+    ``(sum exp(scale * q . k)) ** exponent``. A row may see nothing: it then weighs nothing.
     """
 
     q: torch.Tensor

@@ -31,10 +31,10 @@ def multi_read_attention(batch: Sequence[Sequence[ReadArgs]]) -> list[Output]:
 
 def _one(reads: Sequence[ReadArgs]) -> Output:
     rows, heads, _ = reads[0].q.shape
+    kv_heads = reads[0].keys.data.shape[1]
+    group = heads // kv_heads
     parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
     for read in reads:
-        kv_heads = read.keys.data.shape[1]
-        group = heads // kv_heads
         # [rows, heads, d] -> [1, kv heads, rows * group, d]
         q = read.q.reshape(rows, kv_heads, group, -1).transpose(0, 1).reshape(1, kv_heads, rows * group, -1)
         parts.append([_attend(q, read, group, lo, hi) for lo, hi in _columns(read.first, read.last)])
@@ -70,7 +70,10 @@ def _views(entries: Entries, lo: int, hi: int) -> Iterator[tuple[int, int, int]]
 
 
 def _attend(q: torch.Tensor, read: ReadArgs, group: int, lo: int, hi: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [kv heads, rows * group, width] and log-sum-exp [kv heads, rows * group] over the columns lo .. hi-1."""
+    """Output [kv heads, rows * group, width] and log-sum-exp [kv heads, rows * group] over the columns lo .. hi-1.
+
+    Keys and values are cut by different runs where keys come from a ring and values from pages.
+    """
     found = []
     value_views = list(_views(read.values, lo, hi))
     for column, count, key_slot in _views(read.keys, lo, hi):

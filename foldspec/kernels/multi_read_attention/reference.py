@@ -33,8 +33,10 @@ def _one(reads: Sequence[ReadArgs]) -> Output:
         column = torch.arange(keys.shape[1], device=q.device)
         first, last = (torch.tensor(b, device=q.device)[:, None] for b in (read.first, read.last))
         seen = (column >= first) & (column < last)
+        # what no row sees may hold anything, NaN too, and 0 * NaN must not survive
+        values = values.masked_fill(~seen.any(0)[:, None], 0.0)
         scores = (read.scale * (q @ keys.transpose(1, 2))).masked_fill(~seen, -torch.inf)
-        # A row that sees nothing has softmax NaN: its weight below is 0 by count, and 0 * NaN must not survive.
+        # a row that sees nothing has softmax NaN; its weight below is 0
         empty = ~seen.any(-1)
         lses.append(scores.logsumexp(-1) if keys.shape[1] else scores.new_full(scores.shape[:2], -torch.inf))
         outs.append(scores.softmax(-1).masked_fill(empty[:, None], 0.0) @ values)
