@@ -32,8 +32,8 @@ class Layout:
 class DraftCache:
     """Values, rotated keys, un-rotated keys [layers, slots, kv heads, width] and rings, for many requests.
 
-    An array exists once a request needs it, and from then on; of rings there is a pool for each capacity. Block rows are
-    written behind the committed entries as scratch: they are readable in the same round and are never counted.
+    An array exists once a request needs it, and from then on; of rings there is a pool for each capacity. Block rows
+    are written behind the committed entries as scratch: readable in the same round, and never counted.
     """
 
     def __init__(
