@@ -81,3 +81,47 @@ def fold(
                 masses[1, r, h] = math.log(sum(sharp)) / alpha + peak
             out[r, h] = (zn * on + zf * of) / (zn + zf)
     return Attended(torch.from_numpy(out), torch.from_numpy(masses[0]), torch.from_numpy(masses[1]), counts)
+
+
+def layer(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    inverse: np.ndarray,
+    own: int | None,
+    causal: bool,
+    context: str,
+    window: int,
+    *,
+    alpha: float = 2.0,
+    coverage: str = "all",
+    far_boundary: str = "D",
+) -> Attended:
+    """One drafter layer under a context method, from the table of masks (drafters' specification, 4.4) and the methods'
+    definitions. ``own`` is the layer's native window, ``causal`` its order inside the block."""
+    block, n, reach = len(q), len(k) - len(q), window + len(q)
+
+    def context_seen(r: int, j: int) -> bool:
+        distance = n + r - j
+        if own is not None:
+            return distance < own
+        return distance < reach if context != "full" else True
+
+    def block_seen(r: int, m: int) -> bool:
+        if causal and m > r:
+            return False
+        return own is None or abs(r - m) < own
+
+    folds = context == "fold" and (own is None or coverage == "all")
+    far_from = own if own is not None and far_boundary == "complement" else max(reach, own or 0)
+    return fold(
+        q,
+        k,
+        v,
+        inverse,
+        near=context_seen,
+        block=block_seen,
+        far=lambda r, j: folds and n + r - j >= far_from,
+        far_at=lambda r: max(reach, own or 0) + r,
+        alpha=alpha,
+    )

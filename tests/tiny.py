@@ -89,7 +89,7 @@ def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, 
         elif "norm" in name:
             tensors[name] = 1 + 0.2 * x
         elif "embed_tokens" in name:
-            tensors[name] = x
+            tensors[name] = 0.5 * x
         else:
             tensors[name] = 1.5 * x / shape[-1] ** 0.5
     return tensors
@@ -151,20 +151,22 @@ def paged_cache(model: LanguageModel, *, pages: int = 64, page_size: int = 16, d
     return cache
 
 
-def poison(cache: PagedCache | DraftCache) -> None:
+def poison(cache: PagedCache) -> None:
     """Fill the pools with NaN, so that whatever is read without having been written shows."""
-    pools = [cache._values]
-    if isinstance(cache, PagedCache):
-        pools.append(cache._keys)
-    else:
-        pools += [*cache._keys.values(), *(pool for _, pool in cache._rings.values())]
-    for pool in pools:
-        pool.fill_(torch.nan)
+    cache._keys.fill_(torch.nan)
+    cache._values.fill_(torch.nan)
+
+
+class PoisonedDraftCache(DraftCache):
+    """A drafter's cache whose arrays hold NaN from the moment they exist."""
+
+    def _empty(self, slots: int, width: int) -> torch.Tensor:
+        return super()._empty(slots, width).fill_(torch.nan)
 
 
 def draft_cache(network: DrafterNetwork, *, pages: int = 64, page_size: int = 16, requests: int = 8) -> DraftCache:
     spec = network.cache_spec(torch.float32)
-    return DraftCache(spec, pages=pages, page_size=page_size, max_requests=requests, device="cpu")
+    return PoisonedDraftCache(spec, pages=pages, page_size=page_size, max_requests=requests, device="cpu")
 
 
 def method_of(network: DrafterNetwork, **options: Any) -> ContextMethod:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from foldspec.cache.paged import CacheSpec
 from foldspec.cache.rows import Rows
-from foldspec.cache.side import DraftCache
 from foldspec.context import make_method
 from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader, Rotation
@@ -71,13 +70,12 @@ class Reading:
     ) -> None:
         self.method = make_method(MethodOptions(**options), layers, block)
         spec = CacheSpec(len(layers), heads, width, width, dtype)
-        self.cache = DraftCache(spec, pages=48, page_size=16, max_requests=requests, device="cpu")
+        self.cache = tiny.PoisonedDraftCache(spec, pages=48, page_size=16, max_requests=requests, device="cpu")
         self.kernels = WatchedKernels(kernel)
         self.rope = rope or Rope(torch.from_numpy(brute.frequencies(width)).to(dtype))
         self.reader = ContextReader(self.method, self.cache, self.rope, self.kernels, width**-0.5)
         for request in range(requests):
             self.reader.open(request)
-        tiny.poison(self.cache)
 
     def absorb(self, k: torch.Tensor, v: torch.Tensor, request: int = 0) -> None:
         """The next entries; every layer gets the same ones."""
@@ -331,40 +329,6 @@ SLIDING = [
 ]
 
 
-def by_the_masks(
-    layer: DrafterLayer, context: str, options: dict[str, str], n: int, inputs: Sequence[torch.Tensor], window: int
-) -> torch.Tensor:
-    """One layer's attention from the table of masks of the drafters' specification and the methods' definitions."""
-    q, k, v = inputs
-    block, own, reach = len(q), layer.window, window + len(q)
-    follows = own is None or options.get("coverage", "all") == "all"
-
-    def context_seen(r: int, j: int) -> bool:
-        distance = n + r - j
-        if own is not None:
-            return distance < own
-        return distance < reach if context != "full" else True
-
-    def block_seen(r: int, m: int) -> bool:
-        if layer.causal and m > r:
-            return False
-        return own is None or abs(r - m) < own
-
-    far_from = reach if own is None else own if options.get("far_boundary") == "complement" else max(reach, own)
-    at = reach if own is None else max(reach, own)
-    return brute.fold(
-        q,
-        k,
-        v,
-        brute.frequencies(q.shape[-1]),
-        near=context_seen,
-        block=block_seen,
-        far=lambda r, j: context == "fold" and follows and n + r - j >= far_from,
-        far_at=lambda r: at + r,
-        alpha=2.0 if context == "fold" else 1.0,
-    ).out
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("context", "options"), SLIDING, ids=lambda x: x if isinstance(x, str) else " ".join(x.values()))
 def test_layers_of_every_kind_see_what_the_masks_say(context: str, options: dict[str, str], kernel: str) -> None:
@@ -380,7 +344,7 @@ def test_layers_of_every_kind_see_what_the_masks_say(context: str, options: dict
             reading.absorb(k[:n], v[:n])
         for i, layer in enumerate(LAYERS):
             out = reading.attend(q, k[n:], v[n:], layer=i)
-            wanted = by_the_masks(layer, context, options, n, inputs, window)
+            wanted = brute.layer(*inputs, brute.frequencies(8), layer.window, layer.causal, context, window, **options).out
             torch.testing.assert_close(out, wanted, atol=1e-12, rtol=0, msg=lambda m, at=(n, layer): f"{at}: {m}")
 
 
@@ -399,7 +363,7 @@ def test_a_long_life(options: dict[str, str], kernel: str) -> None:
         q, new_k, new_v = draw(0, block, seed=n + 1)
         inputs = q, torch.cat([k[:n], new_k]), torch.cat([v[:n], new_v])
         for i, layer in enumerate(layers):
-            wanted = by_the_masks(layer, "fold", options, n, inputs, window)
+            wanted = brute.layer(*inputs, brute.frequencies(8), layer.window, layer.causal, "fold", window, **options).out
             torch.testing.assert_close(reading.attend(q, new_k, new_v, layer=i), wanted, atol=1e-12, rtol=0)
         step = step % block + 1
         reading.absorb(k[n : n + step], v[n : n + step])
