@@ -10,7 +10,9 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from foldspec import __version__
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.options import COVERAGES, DTYPES, FAR_BOUNDARIES, MethodOptions, SamplingParams
-from foldspec.terminal import Terminal, summary
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -78,6 +79,31 @@ def _drop_broken_streams() -> None:
         except OSError:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Hold Ctrl-C back while torch is imported, where it may get lost, and while output is written, which may else be
+    torn or come twice. A second press does not wait."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 class _Parser(argparse.ArgumentParser):
@@ -184,7 +210,9 @@ def _generate(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
     )
     method, prompt = _method(options), _prompt(options)
-    from foldspec.engine import Engine
+    with _ctrl_c_waits():
+        from foldspec.engine import Engine
+        from foldspec.terminal import Terminal, summary
 
     with Terminal(quiet=options.quiet, text=not options.json) as terminal:
         engine = Engine.load(
@@ -200,7 +228,8 @@ def _generate(options: argparse.Namespace) -> int:
         code = 0
         try:
             for _ in generation:
-                terminal.update(generation.completion)
+                with _ctrl_c_waits():
+                    terminal.update(generation.completion)
         except KeyboardInterrupt:
             generation.close()
             code = INTERRUPTED
@@ -291,8 +320,10 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from foldspec.engine import split_options
-    from foldspec.report import check
+    with _ctrl_c_waits():
+        from foldspec.engine import split_options
+        from foldspec.report import check
+        from foldspec.terminal import Terminal
 
     engine_options, _ = split_options(_engine_options(options))
     with Terminal(quiet=False) as terminal:
@@ -324,8 +355,9 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _models(options: argparse.Namespace) -> int:
-    from foldspec.engine import cache_folder
-    from foldspec.report import known
+    with _ctrl_c_waits():
+        from foldspec.engine import cache_folder
+        from foldspec.report import known
 
     report = known(cache_folder())
     if options.json:

@@ -55,21 +55,19 @@ class Terminal:
         self._end_bars()
         self._take(so_far)
         if not self._same:
-            self._write(self._held)
-            self._held = ""
+            self._write(len(self._held))
         if not self._live:
             return
         if self._line is None:
             # while it draws, rich would take over sys.stdout too, and send the generated text to stderr
             self._line = Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=False)
             self._line.start()
-        lines, newline, rest = self._held.rpartition("\n")
-        if newline:
+        lines = self._held.rfind("\n") + 1  # characters in whole lines
+        if lines:
             self._line.update(Text(""), refresh=True)
-            self._write(lines + newline)
-            self._held = rest
+            self._write(lines)
         now = time.monotonic()
-        if newline or now - self._drawn > EVERY:
+        if lines or now - self._drawn > EVERY:
             self._drawn = now
             status = Text(summary(so_far), style="dim")
             tail = self._held[-4 * self._console.width :]
@@ -81,15 +79,16 @@ class Terminal:
         self._take(done)
         if self._text and done.text and not done.text.endswith("\n"):
             self._held += "\n"
-        self._write(self._held)
-        self._held = ""
+        self._write(len(self._held))
 
     def _take(self, done: Completion) -> None:
         if self._text:
             self._held += done.text[self._taken :]
             self._taken = len(done.text)
 
-    def _write(self, text: str) -> None:
+    def _write(self, count: int) -> None:
+        """Write so many of the held characters. They are let go first: what failed is not tried again."""
+        text, self._held = self._held[:count], self._held[count:]
         sys.stdout.write(text)
         sys.stdout.flush()
 

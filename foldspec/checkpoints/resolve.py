@@ -65,6 +65,9 @@ def resolve(
         return Resolved(folder)
     if not _HUB_ID.fullmatch(ref):
         raise CheckpointError("neither a folder nor a hub id (owner/name)", where=f"{ref:.200}")
+    from huggingface_hub import constants
+
+    offline = offline or constants.HF_HUB_OFFLINE
     if offline or _COMMIT.fullmatch(revision or ""):
         found = _cached(ref, revision, cache_dir)
         if found:
@@ -73,7 +76,7 @@ def resolve(
             raise CheckpointError(
                 f"not (or not wholly) in the cache at revision {revision or 'main'}",
                 where=ref,
-                do="run once without --offline, or give a local folder",
+                do="run once without --offline (HF_HUB_OFFLINE), or give a local folder",
             )
     try:
         return _download(ref, revision, cache_dir, progress)

@@ -113,10 +113,15 @@ def bounds(pattern: str, rows: int, entries: int) -> tuple[tuple[int, ...], tupl
         "few at the end": ((0,) * rows, tuple(max(0, r - rows // 2) for r in range(rows))),
         "none": ((0,) * rows, (0,) * rows),
         "none, elsewhere": ((entries,) * rows, (entries,) * rows),
+        "far apart": (  # with entries between that no row sees
+            tuple(0 if r < rows // 2 else entries - 1 for r in range(rows)),
+            tuple(1 if r < rows // 2 else entries for r in range(rows)),
+        ),
     }[pattern]
 
 
 PATTERNS = ("all", "causal", "window", "causal window", "last row only", "few at the end", "none", "none, elsewhere")
+PATTERNS += ("far apart",)
 LAYOUTS = ("one run", "pages", "K unlike V")
 # rows, query heads a kv head, kv heads, width, entries
 SHAPES = [

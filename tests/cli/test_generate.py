@@ -1,0 +1,286 @@
+"""``foldspec generate``: what it prints, where it ends, what a prompt may be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from cli.command import (
+    BOS,
+    EOS,
+    PAIR,
+    TEMPLATE,
+    Result,
+    command,
+    copied,
+    edit,
+    generate,
+    pair_words,
+    start,
+    swap_ids,
+    with_text,
+    word,
+)
+
+from foldspec import Engine, SamplingParams
+from foldspec.schedule.rounds import Rounds
+
+B = 6
+GOLDEN = tiny.golden_cases("a_llama_zlab")["len0072"]
+PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decoding, 32 ids
+IDS = ",".join(map(str, PROMPT))
+SMALL = ["--window", 24, "--prompt-ids", IDS]
+KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "tau", "tpot_ms", "ttft_ms", "lossless"]
+KEYS += ["settings", "env"]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """The pair with a tokenizer."""
+    return with_text(copied(tmp_path / "words"))
+
+
+def report(*arguments: object, pair: Path = PAIR, code: int = 0) -> dict[str, Any]:
+    done = generate(*arguments, "--json", "--trace", "--quiet", pair=pair)
+    assert done.code == code and done.err == "" and done.out.count("\n") == 1, done
+    rounds = done.json["rounds"]
+    committed = [token for r in rounds for token in r["committed"]]
+    assert committed == done.json["token_ids"][1:]
+    assert done.json["tau"] == (pytest.approx(len(committed) / len(rounds)) if rounds else None)
+    for r in rounds:
+        agreed = min(r["accepted"], len(r["committed"]))
+        assert len(r["drafted"]) <= B - 1 and r["committed"][:agreed] == r["drafted"][:agreed]
+    return done.json
+
+
+def test_the_json_object() -> None:
+    done = generate(*SMALL, "--max-tokens", 32, "--ignore-eos", "--json")
+    assert done.code == 0 and list(done.json) == KEYS
+    traced = report(*SMALL, "--max-tokens", 32, "--ignore-eos")
+    assert list(traced) == [*KEYS, "rounds"]
+    assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed"] for r in traced["rounds"])
+    assert traced["schema"] == "foldspec.generate/1" and traced["lossless"] is True and traced["text"] == ""
+    assert traced["prompt_ids"] == PROMPT and traced["token_ids"] == ANSWER == done.json["token_ids"]
+    assert traced["finish_reason"] == "length" and traced["tau"] > 1 and traced["tpot_ms"] > 0 and traced["ttft_ms"] > 0
+    asked = {"context": "fold", "window": 24, "alpha": 2.0, "accept": "exact", "max_tokens": 32, "ignore_eos": True}
+    assert asked.items() <= traced["settings"].items()
+    assert traced["settings"]["target"] == {"name": str(PAIR / "target"), "revision": None}
+    assert {"foldspec", "python", "torch", "device", "threads", "kernels"} <= traced["env"].keys()
+    anchors = [r["anchor_pos"] for r in traced["rounds"]]
+    assert anchors[0] == len(PROMPT) and anchors == sorted(set(anchors))
+
+
+def test_every_way_to_decode_gives_the_same_ids() -> None:
+    ways: list[list[object]] = [[f"--context={name}"] for name in ("full", "window", "fold")]
+    ways += [["--alpha", 4], ["--context-opt", "alpha=1"], ["--context-opt", "far_boundary=complement"]]
+    ways += [["--draft-tokens", n] for n in (0, 1, 3, 99)] + [["--drafter", "none"], ["--kernels", "reference"]]
+    ways += [["--prefill-chunk", n] for n in (1, 7, 10**9)] + [["--page-size", 16], ["--threads", 1]]
+    # a window wider than anything, in numbers that no tensor could have, reads as `full` does
+    ways += [["--window", 10**9], ["--window", 10**25], ["--temperature", "0"], ["--temperature=-0.0"]]
+    seen = {}
+    for way in ways:
+        done = report(*SMALL, "--max-tokens", 32, "--ignore-eos", *way)
+        assert done["token_ids"] == ANSWER, way
+        seen[str(way)] = [r["drafted"] for r in done["rounds"]]
+    full = seen["['--context=full']"]
+    assert seen[f"['--window', {10**9}]"] == seen[f"['--window', {10**25}]"] == full
+    fold = seen["['--context=fold']"]
+    assert fold != full and all(seen[f"['--prefill-chunk', {n}]"] == fold for n in (1, 7, 10**9))
+    assert seen["['--page-size', 16]"] == fold
+
+
+def test_half_precision_runs() -> None:
+    for dtype in ("bfloat16", "float16"):
+        assert report(*SMALL, "--max-tokens", 4, "--dtype", dtype)["settings"]["dtype"] == dtype
+
+
+def test_max_tokens_is_met_exactly() -> None:
+    with Engine.load(target=str(PAIR / "target"), drafter=str(PAIR / "drafter"), window=24) as engine:
+        for limit in range(1, B + 3):
+            pieces = list(engine.stream(PROMPT, SamplingParams(max_tokens=limit, ignore_eos=True)))
+            assert [token for piece in pieces for token in piece.token_ids] == ANSWER[:limit]
+            done = report(*SMALL, "--max-tokens", limit, "--ignore-eos")
+            assert done["token_ids"] == ANSWER[:limit] and done["finish_reason"] == "length"
+            assert len(done["rounds"]) == len(pieces) - 1
+            # the target's own token takes the last place, so that no draft is verified in vain
+            assert all(len(r["drafted"]) <= limit - 1 - (r["anchor_pos"] - len(PROMPT)) for r in done["rounds"])
+
+
+def test_no_token_at_all_needs_no_forward(monkeypatch: pytest.MonkeyPatch, words: Path) -> None:
+    monkeypatch.setattr(Rounds, "round", None)
+    monkeypatch.setattr("foldspec.resources.prefill", None)
+    done = report(*SMALL, "--max-tokens", 0)
+    assert done["token_ids"] == [] and done["finish_reason"] == "length" and done["rounds"] == []
+    assert done["tau"] is done["tpot_ms"] is done["ttft_ms"] is None
+    assert generate("-p", "w5", "--max-tokens", 0, "--quiet", pair=words) == Result(0, "", "")
+
+
+@pytest.mark.parametrize("room", [1, 3, B, B + 1])
+def test_the_context_ends_the_output(room: int) -> None:
+    done = report(*SMALL, "--ignore-eos", "--max-context", len(PROMPT) + room)
+    assert done["token_ids"] == ANSWER[:room] and done["finish_reason"] == "length"
+
+
+def test_the_models_own_limit_ends_the_output() -> None:
+    long = ",".join(str(5 + i % 400) for i in range(2048 - 3))
+    done = report("--prompt-ids", long, "--window", 24, "--ignore-eos")
+    plain = report("--prompt-ids", long, "--drafter", "none", "--ignore-eos")
+    assert len(done["token_ids"]) == 3 and done["token_ids"] == plain["token_ids"]
+
+
+def test_the_second_of_two_declared_stop_ids(tmp_path: Path) -> None:
+    first = next(i for i in range(8, 32) if ANSWER[i] not in ANSWER[:i] and ANSWER[i] not in PROMPT)
+    pair = swap_ids(copied(tmp_path / "pair"), ANSWER[first], 3)  # generation_config.json declares 2 and 3
+    done = report(*SMALL, pair=pair)
+    assert done["token_ids"] == [*ANSWER[:first], 3] and done["finish_reason"] == "stop"
+    on = report(*SMALL, "--ignore-eos", "--max-tokens", 32, pair=pair)
+    assert len(on["token_ids"]) == 32 and on["token_ids"][: first + 1] == done["token_ids"]
+    again = report(*SMALL, "--ignore-eos", "--stop-ids", "3", pair=pair)
+    assert again["token_ids"] == done["token_ids"] and again["finish_reason"] == "stop"
+
+
+def test_a_stop_id_inside_an_accepted_run() -> None:
+    whole = report(*SMALL, "--ignore-eos", "--max-tokens", 32)
+    cut = 0
+    for at in range(1, 32):
+        if ANSWER[at] in ANSWER[:at]:
+            continue
+        done = report(*SMALL, "--stop-ids", f"510,{ANSWER[at]}", "--max-tokens", 32)
+        assert done["token_ids"] == ANSWER[: at + 1] and done["finish_reason"] == "stop"
+        same = next(r for r in whole["rounds"] if r["anchor_pos"] == done["rounds"][-1]["anchor_pos"])
+        assert done["rounds"][-1]["accepted"] == same["accepted"]
+        cut += len(done["rounds"][-1]["committed"]) < len(same["committed"])
+    assert cut > 5
+    # on the last token that the limit allows, stopping is the reason
+    assert report(*SMALL, "--stop-ids", ANSWER[0], "--max-tokens", 1)["finish_reason"] == "stop"
+
+
+def test_the_drafters_mask_id_is_an_id_like_any_other(tmp_path: Path) -> None:
+    mask = 511
+    plain = report(*SMALL, "--stop-ids", mask, "--ignore-eos", "--max-tokens", 32)
+    assert plain["token_ids"] == ANSWER  # a block is full of masks, of which none is committed
+    at = next(i for i in range(5, 32) if ANSWER[i] not in ANSWER[:i] and ANSWER[i] not in PROMPT)
+    pair = swap_ids(copied(tmp_path / "pair"), ANSWER[at], mask)
+    wanted = [mask if token == ANSWER[at] else token for token in ANSWER]
+    assert report(*SMALL, "--ignore-eos", "--max-tokens", 32, pair=pair)["token_ids"] == wanted
+    done = report(*SMALL, "--ignore-eos", "--stop-ids", mask, pair=pair)
+    assert done["token_ids"] == wanted[: at + 1] and done["finish_reason"] == "stop"
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr(words: Path) -> None:
+    text = generate(*SMALL, "--max-tokens", 32, "--ignore-eos", pair=words)
+    done = report(*SMALL, "--max-tokens", 32, "--ignore-eos", pair=words)
+    assert done["text"] == " ".join(word(i) for i in ANSWER) and "\u00fc" in done["text"]
+    assert text.code == 0 and text.out == done["text"] + "\n"
+    assert text.err.startswith("32 tokens, tau ") and text.err.endswith(", length\n") and text.err.count("\n") == 1
+    quiet = generate(*SMALL, "--max-tokens", 32, "--ignore-eos", "--quiet", pair=words)
+    assert quiet == Result(0, text.out, "")
+    ends = report(*SMALL, "--max-tokens", 32, "--stop-ids", ANSWER[4], pair=words)
+    assert ends["text"].split() == [word(i).strip() for i in ANSWER[:5]]
+
+
+def test_special_tokens_are_ids_without_text(words: Path) -> None:
+    pair = swap_ids(words, ANSWER[3], EOS)
+    done = report(*SMALL, "--max-tokens", 32, pair=pair)
+    assert done["token_ids"] == [*ANSWER[:3], EOS] and done["finish_reason"] == "stop"
+    assert done["text"] == " ".join(word(i) for i in ANSWER[:3])
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    done = generate(*SMALL, "--max-tokens", 4)
+    assert done.code == 0 and done.out == "" and "has no tokenizer.json" in done.err.splitlines()[-1]
+    assert generate(*SMALL, "--max-tokens", 4, "--quiet") == Result(0, "", "")
+
+
+def test_a_prompt_in_every_form(words: Path, tmp_path: Path) -> None:
+    wanted = [5, 8, 10, 11]
+    text = " ".join(word(i) for i in wanted)
+    forms: list[list[object]] = [["-p", text], ["--prompt", f"  {text}\n"], ["--prompt-ids", "5,8,10,11"]]
+    forms += [["--prompt-ids", " 5 8, 10 ,11 "], ["--prompt-ids", "[5, 8, 10, 11]"]]
+    for name, content in {
+        "text": text.encode(),
+        "mark": b"\xef\xbb\xbf" + text.encode(),  # as some editors write UTF-8
+        "lines": text.replace(" ", "\r\n").encode(),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        forms.append(["--prompt-file", tmp_path / name])
+    for name, content in {
+        "ids": b"5,8,10,11\n",
+        "json": b"[5,\n 8, 10, 11]",
+        "column": b"\xef\xbb\xbf5\n8\n10\n11",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        forms.append(["--prompt-ids", tmp_path / name])
+    for form in forms:
+        assert report(*form, "--max-tokens", 1, pair=words)["prompt_ids"] == wanted, form
+
+
+def test_bos_stands_once(tmp_path: Path) -> None:
+    pair = with_text(copied(tmp_path / "pair"), bos=True)
+    for text, wanted in {"": [BOS], "w5 w8": [BOS, 5, 8], "<bos> w5": [BOS, 5]}.items():
+        done = report("-p", text, "--max-tokens", 3, pair=pair)
+        assert done["prompt_ids"] == wanted and len(done["token_ids"]) == 3
+    assert report("--prompt-ids", "5", "--max-tokens", 1, pair=pair)["prompt_ids"] == [5]  # ids go in as they are
+
+
+def test_the_chat_template(tmp_path: Path) -> None:
+    pair = with_text(copied(tmp_path / "pair"), bos=True, template=TEMPLATE)
+    user, system, think = 400, 401, 402
+    cases: dict[tuple[str, ...], list[int]] = {
+        (): [BOS, user, 5],  # a template that is there is used, and has written BOS itself
+        ("--chat",): [BOS, user, 5],
+        ("--no-chat",): [BOS, 5],
+        ("--system", "w8"): [BOS, system, 8, user, 5],
+        ("--system", ""): [BOS, system, user, 5],
+        ("--thinking", "on"): [BOS, user, 5, think],
+        ("--thinking", "off"): [BOS, user, 5],
+    }
+    for words, wanted in cases.items():
+        done = report("-p", "w5", "--max-tokens", 1, *words, pair=pair)
+        assert done["prompt_ids"] == wanted, words
+        settings = done["settings"]
+        given = dict(zip(words[::2], words[1::2], strict=False))
+        assert settings["chat"] is ("--no-chat" not in words)
+        assert (settings["system"], settings["thinking"]) == (given.get("--system"), given.get("--thinking"))
+    assert report("--prompt-ids", "5", "--max-tokens", 1, pair=pair)["settings"]["chat"] is False
+
+
+def test_nothing_of_a_request_reaches_the_next() -> None:
+    with Engine.load(target=str(PAIR / "target"), drafter=str(PAIR / "drafter"), window=24) as engine:
+        params = SamplingParams(max_tokens=32, ignore_eos=True)
+        other = tiny.prompt(150, 512)
+        runs = [engine.generate(ids, params) for ids in (PROMPT, other, PROMPT)]
+        assert runs[0].token_ids == runs[2].token_ids and runs[0].rounds == runs[2].rounds
+        cancelled = engine.stream(other, params)
+        next(cancelled)
+        cancelled.close()
+        assert cancelled.completion.finish_reason == "cancelled" and len(cancelled.completion.token_ids) == 1
+        again = engine.generate(PROMPT, params)
+        assert again.token_ids == runs[0].token_ids and again.rounds == runs[0].rounds
+    one, two, three = (report("--prompt-ids", ids, "--max-tokens", 8) for ids in (IDS, "7,8,9", IDS))
+    assert one["rounds"] == three["rounds"] != two["rounds"]
+
+
+def test_a_process_of_its_own_reads_stdin_and_writes_what_this_one_does(words: Path, tmp_path: Path) -> None:
+    text = " ".join(word(i).strip() for i in PROMPT)
+    arguments = [*pair_words(words), "--window", 24, "--max-tokens", 32, "--ignore-eos"]
+    plain, narrow = (
+        start(tmp_path, command("generate", *arguments, "--prompt-file", "-"), env, stdin=-1, encoding="utf-8")
+        for env in ({"PYTHONIOENCODING": "utf-8"}, {"PYTHONIOENCODING": "ascii"})
+    )
+    outputs = [process.communicate(text, timeout=120) for process in (plain, narrow)]
+    wanted = generate("--window", 24, "--max-tokens", 32, "--ignore-eos", "-p", text, pair=words).out
+    assert plain.returncode == narrow.returncode == 0, outputs
+    assert outputs[0][0] == wanted
+    assert outputs[1][0] == wanted.encode("ascii", "backslashreplace").decode()  # and no traceback
+
+
+def test_settings_of_the_pair_are_told_from_given_ones(tmp_path: Path) -> None:
+    assert report(*SMALL[2:], "--max-tokens", 1)["settings"]["window"] == 2048  # of a pair that the registry lacks
+    pair = copied(tmp_path / "pair")
+    edit(pair / "target" / "config.json", max_position_embeddings=128)
+    assert report(*SMALL, "--max-tokens", 1, pair=pair)["settings"]["max_context"] == 128
+    assert json.loads(generate(*SMALL, "--max-tokens", 1, "--json").out)["settings"]["max_context"] == 2048

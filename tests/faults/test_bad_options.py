@@ -1,0 +1,245 @@
+"""Options and prompts that cannot be used as given: one line and exit code 2, or 4 for what the machine lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli.command import (
+    PAIR,
+    TEMPLATE,
+    Result,
+    copied,
+    everything,
+    generate,
+    main,
+    pair_words,
+    refused,
+    swap_ids,
+    with_text,
+)
+
+IDS = ("--prompt-ids", "5,6,7")
+# Before a model is loaded: these are refused for a pair that is nowhere, too.
+EARLY: dict[str, tuple[str, ...]] = {
+    "--max-tokens -1": ("max_tokens", "at least 0"),
+    "--max-tokens 1.5": ("--max-tokens", "1.5"),
+    "--max-tokens many": ("--max-tokens", "many"),
+    "--temperature 0.7": ("--temperature", "sampling is not built yet"),
+    "--temperature nan": ("--temperature", "sampling"),
+    "--temperature warm": ("--temperature", "warm"),
+    "--alpha 0.5": ("alpha", "at least 1", "0.5"),
+    "--alpha 0": ("alpha", "at least 1"),
+    "--alpha -2": ("alpha", "at least 1"),
+    "--alpha nan": ("alpha", "at least 1", "nan"),
+    "--alpha inf": ("alpha", "at least 1", "inf"),
+    "--alpha sharp": ("--alpha", "sharp"),
+    "--window 0": ("window", "at least 1"),
+    "--window -1": ("window", "at least 1"),
+    "--window 2.5": ("--window", "2.5"),
+    "--window wide": ("--window", "wide"),
+    "--draft-tokens -1": ("draft_tokens", "at least 0"),
+    "--context-opt window": ("--context-opt window", "KEY=VALUE"),
+    "--context-opt =3": ("--context-opt", "unknown key ''"),
+    "--context-opt sinks=4": ("--context-opt", "unknown key 'sinks'", "window, alpha"),
+    "--context-opt window=x": ("--context-opt window", "'x' is not a number"),
+    "--context-opt window=0": ("window", "at least 1"),
+    "--context-opt window=": ("--context-opt window", "not a number"),
+    "--context-opt alpha=0.5": ("alpha", "at least 1"),
+    "--context-opt alpha=nan": ("alpha", "at least 1"),
+    "--context-opt coverage=some": ("coverage", "all, full"),
+    "--context-opt far_boundary=E": ("far_boundary", "D, complement"),
+    "--context-opt window=9 --context-opt window=9": ("--context-opt window=9", "each key once"),
+    "--window 9 --context-opt window=9": ("--window", "given twice"),
+    "--alpha 2 --context-opt alpha=2": ("--alpha", "given twice"),
+    "--trace": ("--trace", "needs --json"),
+    "--stop-ids x": ("--stop-ids", "cannot read x"),
+    "--stop-ids -1": ("stop_ids", "at least 0"),
+    "--stop-ids 1,,--2": ("--stop-ids", "whole numbers"),
+    "--maximum 5": ("--maximum", "foldspec"),
+    "--max-token 5": ("--max-token",),  # abbreviations are a trap for scripts
+    "-p two": ("exactly one of",),
+    "--prompt-file also": ("exactly one of",),
+    "--chat": ("--prompt-ids", "without a chat template"),
+    "--system x": ("--prompt-ids", "without a chat template"),
+    "--thinking on": ("--prompt-ids", "without a chat template"),
+    "--thinking maybe": ("--thinking", "maybe"),
+    "one two": ("unrecognized arguments: ",),
+}
+# By the engine, from the pair that is there.
+LATE: dict[str, tuple[str, ...]] = {
+    "--context yarn": ("unknown context method 'yarn'", "full, window, fold"),
+    "--context FOLD": ("unknown context method 'FOLD'",),
+    "--draft-tokens 0 --context yarn": ("unknown context method 'yarn'",),
+    "--accept typical": ("unknown acceptance rule 'typical'", "exact"),
+    "--kernels cuda9": ("--kernels", "unknown kernels 'cuda9'", "reference"),
+    "--dtype float8": ("--dtype", "float8"),
+    "--device tpu": ("device", "'tpu'"),
+    "--device cpu:1": ("device", "'cpu:1'"),
+    "--device cuda:x": ("device", "'cuda:x'"),
+    "--device cuda:\u00b2": ("device",),
+    "--device cuda:1000": ("device", "'cuda:1000'"),
+    "--threads 0": ("threads", "at least 1"),
+    "--threads 100000000000": ("threads", "at most 1024"),
+    "--max-context 0": ("max_context", "at least 1"),
+    "--max-context 2049": ("--max-context", "2048 positions, not 2049"),
+    "--prefill-chunk 0": ("prefill_chunk", "at least 1"),
+    "--page-size 8": ("page_size", "at least 16"),
+    "--page-size 48": ("page_size", "power of two, not 48"),
+    "--stop-ids 512": ("stop_ids", "512 is not one of the target's 512 ids"),
+    "--drafter lookup": ("--drafter", "not built yet"),
+}
+PROMPTS: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): ("exactly one of -p, --prompt-file and --prompt-ids",),
+    ("-p", "a", "--prompt-ids", "5"): ("exactly one of",),
+    ("--prompt-file", "/nothing/here"): ("--prompt-file", "cannot read /nothing/here", "No such file"),
+    ("--prompt-file", "/"): ("--prompt-file", "cannot read /", "Is a directory"),
+    ("--prompt-file", "x" * 5000): ("--prompt-file", "File name too long"),
+    ("--prompt-file", ""): ("--prompt-file", "cannot read"),
+    ("--prompt-ids", "/"): ("--prompt-ids", "Is a directory"),
+    ("--prompt-ids", "5,six"): ("--prompt-ids", "cannot read 5,six"),
+    ("--prompt-ids", "5.5"): ("--prompt-ids", "cannot read 5.5"),
+    ("--prompt-ids", "5-6"): ("--prompt-ids", "whole numbers"),
+    ("--prompt-ids", "\u0665"): ("--prompt-ids", "cannot read"),  # a digit, but not one of ours
+    ("--prompt-ids", "9" * 5000): ("--prompt-ids", "whole numbers"),
+    ("--prompt-ids", ""): ("prompt", "is empty"),
+    ("--prompt-ids", "[]"): ("prompt", "is empty"),
+    ("--prompt-ids", "5,512"): ("prompt", "512 is not one of the target's 512 ids"),
+    ("--prompt-ids", "-1"): ("prompt", "-1 is not one of"),
+    ("-p", "words"): ("has no tokenizer.json", "token ids"),
+    ("-p", ""): ("has no tokenizer.json",),
+}
+
+
+@pytest.mark.parametrize("words", EARLY)
+def test_wrong_options(words: str) -> None:
+    for pair in (pair_words(), ["no-such-pair"]):
+        refused(main("generate", *pair, *IDS, *words.split()), 2, *EARLY[words])
+
+
+@pytest.mark.parametrize("words", LATE)
+def test_options_that_the_engine_refuses(words: str) -> None:
+    refused(generate(*IDS, *words.split()), 2, *LATE[words])
+
+
+@pytest.mark.parametrize("words", PROMPTS, ids=lambda words: " ".join(words)[:40] or "none")
+def test_wrong_prompts(words: tuple[str, ...]) -> None:
+    line = refused(generate(*words), 2, *PROMPTS[words])
+    assert len(line) < 500
+
+
+def test_prompts_that_are_no_text(tmp_path: Path) -> None:
+    pair, file = with_text(copied(tmp_path / "pair")), tmp_path / "file"
+    file.write_bytes(b"caf\xe9")
+    for option in ("--prompt-file", "--prompt-ids"):
+        refused(generate(option, file, pair=pair), 2, option, f"{file} is not UTF-8 text")
+    file.write_text("5,six")
+    refused(generate("--prompt-ids", file, pair=pair), 2, "--prompt-ids", "whole numbers")
+    file.write_text("[[5], {}]")
+    refused(generate("--prompt-ids", file, pair=pair), 2, "--prompt-ids", "whole numbers")
+    # what a shell hands over for bytes that are not UTF-8
+    refused(generate("-p", "caf\udce9", pair=pair), 2, "not valid Unicode")
+
+
+def test_an_empty_prompt_where_nothing_adds_a_bos(tmp_path: Path) -> None:
+    pair = with_text(copied(tmp_path / "pair"))
+    (tmp_path / "empty").touch()
+    for prompt in (("-p", ""), ("--prompt-file", tmp_path / "empty")):
+        refused(generate(*prompt, pair=pair), 2, "prompt", "is empty, and this model adds no BOS")
+    refused(generate("-p", "   \n", pair=pair), 2, "prompt", "is empty")  # this tokenizer keeps no spaces
+
+
+def test_a_prompt_that_the_context_cannot_hold() -> None:
+    ids = ",".join(["5"] * 2048)
+    refused(generate("--prompt-ids", ids), 2, "prompt", "has 2048 tokens", "holds 2048", "shorten it\n")
+    refused(generate("--prompt-ids", f"{ids},5"), 2, "has 2049 tokens, the context holds 2048")
+    line = refused(generate("--prompt-ids", "5,6,7,8", "--max-context", 4), 2, "has 4 tokens", "holds 4")
+    assert "raise --max-context" in line
+    assert generate("--prompt-ids", "5,6,7", "--max-context", 4, "--quiet").code == 0
+
+
+def test_chat_options_without_a_template_and_switches_without_effect(tmp_path: Path) -> None:
+    bare = with_text(copied(tmp_path / "bare"))
+    refused(generate("-p", "w5", "--chat", pair=bare), 2, "has no chat template", "--no-chat")
+    for words in (("--system", "w8"), ("--system", ""), ("--thinking", "on")):
+        refused(generate("-p", "w5", *words, pair=bare), 2, "--system or --thinking", "not in use")
+    pair = with_text(copied(tmp_path / "pair"), template=TEMPLATE)
+    refused(generate("-p", "w5", "--no-chat", "--system", "w8", pair=pair), 2, "--system or --thinking")
+    plain = with_text(copied(tmp_path / "plain"), template=TEMPLATE.split("{% if")[0])
+    for switch in ("on", "off"):
+        refused(generate("-p", "w5", "--thinking", switch, pair=plain), 2, "no thinking switch", "leave it out")
+
+
+def test_pairs_that_are_not_named_rightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cases: dict[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
+        ("smollm3",): (2, ("no pair is called 'smollm3'", "smollm2-135m", "--target")),
+        (): (2, ("no checkpoint named", "--target")),
+        ("--drafter", "x"): (2, ("no checkpoint named",)),
+        ("--target", "word"): (3, ("neither a folder nor a hub id",)),
+        ("--target", "a/b/c"): (3, ("neither a folder nor a hub id",)),
+        ("--target", "./nothing"): (3, ("./nothing: no such folder",)),
+        ("--target", "~no-such-user/x"): (3, ("no such folder",)),
+        ("--target", "x" * 5000): (3, ("neither a folder nor a hub id",)),
+        ("--target", "/" + "x" * 5000): (3, ("no such folder",)),
+        ("--target", ""): (3, ("no config.json",)),
+    }
+    for words, (code, says) in cases.items():
+        line = refused(main("generate", *words, *IDS), code, *says)
+        assert len(line) < 600
+        if words:
+            assert refused(main("check", *words), code) == line
+    refused(main(), 2, "COMMAND")
+    refused(main("compute"), 2, "compute")
+    refused(main("check", "--json", "--prompt-ids", "5"), 2, "unrecognized")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "cuda:0", "cuda:7"):
+        line = refused(generate(*IDS, "--device", device), 4, f"--device {device}", "0 GPUs", "--device cpu")
+        assert refused(main("check", *pair_words(), "--device", device), 4) == line
+    assert generate(*IDS, "--max-tokens", 1, "--device", "auto").code == 0
+
+
+def test_memory_that_runs_out_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes")):
+
+        def full(*args: object, error: Exception = error, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr("foldspec.resources.prefill", full)
+        refused(generate(*IDS), 4, "out of memory", "--prefill-chunk")
+
+
+def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    for name in ("FOLDSPEC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    refused(main("generate", "smollm2-135m", *IDS), 4, "no home folder", "FOLDSPEC_CACHE")
+
+
+def test_an_unknown_id_in_the_vocabulary_is_text_free_and_harmless(tmp_path: Path) -> None:
+    """A model may have more rows than its tokenizer has entries."""
+    pair = swap_ids(with_text(copied(tmp_path / "pair")), 78, 300)
+    path = pair / "target" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"\u00fc300": 300', '"\u00fc300": 700'))
+    done = generate(*IDS, "--max-tokens", 4, "--json", pair=pair)
+    assert done.code == 0 and done.json["token_ids"][0] == 300 and "300" not in done.json["text"]
+    refused(generate("-p", "\u00fc300", pair=pair), 2, "700 is not one of the target's 512 ids")
+
+
+def test_nothing_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals leave no folder, no lock, no temporary file."""
+    home = tmp_path / "home"
+    for name, value in {"HOME": home, "TMPDIR": home, "FOLDSPEC_CACHE": home / "cache", "XDG_CACHE_HOME": home}.items():
+        monkeypatch.setenv(name, str(value))
+    before = everything(tmp_path, PAIR)
+    for words in ([*pair_words(), "-p", "x"], ["smollm2-135m", "--offline", "-p", "x"], ["nobody", "-p", "x"]):
+        assert main("generate", *words).code in (2, 3)
+    assert generate(*IDS, "--max-tokens", 1, "--quiet") == Result(0, "", "")
+    assert everything(tmp_path, PAIR) == before

@@ -1,0 +1,143 @@
+"""config.json through checked getters: the first thing that is wrong is named with its file, and nothing is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from foldspec.errors import CheckpointError
+from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import ARCHITECTURES, model_class
+from foldspec.models.config import ModelConfig
+from foldspec.models.layers import Geometry
+
+
+def config(**values: Any) -> ModelConfig:
+    return ModelConfig(values, "config.json")
+
+
+def test_values_of_the_right_kind_come_through() -> None:
+    c = config(n=3, x=0.5, whole=2, yes=True, ids=[3, 1], part={"a": 1}, none=None, architectures=["A", "B"])
+    assert c.whole("n") == 3 and c.number("x") == 0.5 and c.number("whole") == 2.0 and c.flag("yes") is True
+    assert c.wholes("ids") == (3, 1) and c.architecture == "A"
+    assert c.part("part").whole("a") == 1 and c.part("part").where == "config.json part"
+    assert c.has("n") and not c.has("none") and not c.has("absent")
+
+
+def test_absent_and_null_take_the_default_or_are_missing() -> None:
+    c = config(none=None)
+    for key in ("none", "absent"):
+        assert c.whole(key, 7) == 7 and c.number(key, 1.5) == 1.5 and c.flag(key) is False and c.part(key).values == {}
+        for read in (c.whole, c.number, c.wholes, lambda k: c.get(k, str)):
+            with pytest.raises(CheckpointError, match=f"config.json: {key} is missing"):
+                read(key)
+
+
+WRONG: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"k": "3"}, "whole", "k", "k must be int, not '3'"),
+    ({"k": 3.0}, "whole", "k", "k must be int, not 3.0"),
+    ({"k": True}, "whole", "k", "k must be int, not True"),
+    ({"k": 0}, "whole", "k", "k must be [^,]*1.*, not 0"),
+    ({"k": -1}, "whole", "k", "k must be [^,]*1.*, not -1"),
+    ({"k": "1e-5"}, "number", "k", "k must be int or float, not '1e-5'"),
+    ({"k": False}, "number", "k", "k must be int or float, not False"),
+    ({"k": 1}, "flag", "k", "k must be bool, not 1"),
+    ({"k": "true"}, "flag", "k", "k must be bool, not 'true'"),
+    ({"k": 3}, "wholes", "k", "k must be list, not 3"),
+    ({"k": []}, "wholes", "k", "k must be a list of whole numbers"),
+    ({"k": [1, 2.0]}, "wholes", "k", "k must be a list of whole numbers"),
+    ({"k": [True]}, "wholes", "k", "k must be a list of whole numbers"),
+    ({"k": [1]}, "part", "k", "k must be an object, not .1."),
+]
+
+
+@pytest.mark.parametrize(("values", "getter", "key", "message"), WRONG)
+def test_values_of_the_wrong_kind_are_named(values: dict[str, Any], getter: str, key: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: {message}") as error:
+        getattr(config(**values), getter)(key)
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("value", [None, [], [3], "LlamaForCausalLM", [None]])
+def test_an_architecture_that_cannot_be_read(value: Any) -> None:
+    with pytest.raises(CheckpointError, match="architectures"):
+        _ = config(architectures=value).architecture
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no config.json; name a checkpoint folder"),
+        ("{", "cannot be read as JSON"),
+        ("\udce9", "cannot be read as JSON"),
+        ("[1, 2]", "is not a JSON object"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError, match=message) as error:
+        ModelConfig.read(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_keys_that_change_the_maths_are_refused_unless_they_change_nothing() -> None:
+    for harmless in ({}, {"scale": None}, {"scale": 1.0}, {"scale": 1}):
+        config(**harmless).refuse(scale=1.0)
+    with pytest.raises(CheckpointError, match="config.json: scale = 2.0 is not supported"):
+        config(scale=2.0).refuse(scale=1.0)
+
+
+# -------------------------------------------------------------------------------------------------------------- targets
+
+
+def target(**changes: Any) -> Any:
+    c = ModelConfig(tiny.changed(tiny.TARGET, **changes), "config.json")
+    return model_class(c).from_config(c, (), Kernels())
+
+
+def test_what_a_target_reads_from_its_config() -> None:
+    model = target(head_dim=12, tie_word_embeddings=True)
+    assert (model.vocabulary, model.width, model.layer_count, model.max_positions) == (128, 32, 4, 4096)
+    assert model.geometry == Geometry(32, 48, 4, 4, 2, 12, 1e-5)
+    assert "lm_head.weight" not in model.state_dict() and not any("bias" in k for k in model.state_dict())
+    assert "lm_head.weight" in target().state_dict() and target().geometry.head_dim == 8
+    assert target(num_key_value_heads=None).geometry.kv_heads == 4
+
+
+MISSING = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+MISSING += ("rms_norm_eps", "max_position_embeddings", "rope_theta")
+
+
+@pytest.mark.parametrize("key", MISSING)
+def test_nothing_that_a_target_needs_is_guessed(key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is missing"):
+        target(**{key: None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_attention_heads 4"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of 3 kv heads"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
+        ({"pretraining_tp": 2}, "pretraining_tp = 2 is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, "unknown target architecture 'MambaForCausalLM'; known: Llama"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": None}, "rope_theta is missing"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope type 'yarn' is not supported"),
+        ({"vocab_size": "128"}, "vocab_size must be int"),
+    ],
+)
+def test_what_a_target_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        target(**changes)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_known_target_can_be_imported(name: str) -> None:
+    assert model_class(config(architectures=[name])).from_config is not None

@@ -1,0 +1,140 @@
+"""Every value a user can set is checked, once, and the message says what was wrong with which option."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foldspec.errors import CheckpointError, FoldspecError, PairError, ResourceError, UsageError
+from foldspec.options import EngineOptions, MethodOptions, SamplingParams
+
+WRONG: list[tuple[type[Any], str, Any, str]] = [
+    (SamplingParams, "max_tokens", -1, "max_tokens: must be a whole number of at least 0, not -1"),
+    (SamplingParams, "max_tokens", 2.5, "max_tokens: must be a whole number"),
+    (SamplingParams, "max_tokens", True, "max_tokens: must be a whole number"),
+    (SamplingParams, "stop_ids", (3, -2), "stop_ids: must be a whole number of at least 0, not -2"),
+    (SamplingParams, "stop_ids", ("3",), "stop_ids: must be a whole number"),
+    (MethodOptions, "window", 0, "window: must be a whole number of at least 1, not 0"),
+    (MethodOptions, "window", -24, "window: must be"),
+    (MethodOptions, "window", 24.0, "window: must be"),
+    (MethodOptions, "alpha", 0.99, "alpha: must be a finite number of at least 1, not 0.99"),
+    (MethodOptions, "alpha", 0, "alpha: must be"),
+    (MethodOptions, "alpha", -2, "alpha: must be"),
+    (MethodOptions, "alpha", math.nan, "alpha: must be a finite number of at least 1, not nan"),
+    (MethodOptions, "alpha", math.inf, "alpha: must be"),
+    (MethodOptions, "alpha", "2", "alpha: must be"),
+    (MethodOptions, "alpha", True, "alpha: must be"),
+    (MethodOptions, "coverage", "some", "coverage: must be one of all, full, not 'some'"),
+    (MethodOptions, "far_boundary", "d", "far_boundary: must be one of D, complement, not 'd'"),
+    (MethodOptions, "draft_tokens", -1, "draft_tokens: must be a whole number of at least 0"),
+    (EngineOptions, "dtype", "float64", "dtype: must be one of auto, float32, bfloat16, float16"),
+    (EngineOptions, "threads", 0, "threads: must be a whole number of at least 1"),
+    (EngineOptions, "threads", 10**6, "threads: must be at most"),
+    (EngineOptions, "max_context", 0, "max_context: must be"),
+    (EngineOptions, "prefill_chunk", 0, "prefill_chunk: must be"),
+    (EngineOptions, "page_size", 8, "page_size: must be a whole number of at least 16, not 8"),
+    (EngineOptions, "page_size", 48, "page_size: must be a power of two, not 48"),
+    (EngineOptions, "device", "gpu", "device: must be auto, cpu, cuda or cuda:N, not 'gpu'"),
+    (EngineOptions, "device", "cuda:x", "device: must be"),
+    (EngineOptions, "device", "cuda:-1", "device: must be"),
+    (EngineOptions, "device", "cuda:", "device: must be"),
+    (EngineOptions, "device", "cuda:99999999999", "device: must be"),
+    (EngineOptions, "device", "cpu:0", "device: must be"),
+    (EngineOptions, "device", "", "device: must be"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "message"), WRONG)
+def test_wrong_values_are_named(kind: type[Any], name: str, value: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        kind(**{name: value})
+    assert str(error.value).startswith(message) and error.value.exit_code == 2
+
+
+RIGHT: list[tuple[type[Any], str, Any]] = [
+    (SamplingParams, "max_tokens", 0),
+    (SamplingParams, "stop_ids", (0, 7)),
+    (MethodOptions, "window", 1),
+    (MethodOptions, "alpha", 1),
+    (MethodOptions, "alpha", 1.5),
+    (MethodOptions, "alpha", 1e6),
+    (MethodOptions, "coverage", "full"),
+    (MethodOptions, "far_boundary", "complement"),
+    (MethodOptions, "draft_tokens", 0),
+    (EngineOptions, "page_size", 16),
+    (EngineOptions, "page_size", 1024),
+    (EngineOptions, "device", "cuda:3"),
+    (EngineOptions, "device", "cuda"),
+    (EngineOptions, "dtype", "bfloat16"),
+    (EngineOptions, "max_context", 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), RIGHT)
+def test_values_at_the_edge_are_taken(kind: type[Any], name: str, value: Any) -> None:
+    assert getattr(kind(**{name: value}), name) == value
+
+
+def test_every_option_has_a_default_and_none_can_be_changed() -> None:
+    for kind in (SamplingParams, MethodOptions, EngineOptions):
+        options = kind()
+        for field in dataclasses.fields(kind):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(options, field.name, None)
+
+
+def test_the_defaults_are_the_ones_that_are_documented() -> None:
+    method = MethodOptions()
+    assert (method.context, method.coverage, method.far_boundary, method.accept) == ("fold", None, "D", "exact")
+    assert (method.window, method.alpha, method.draft_tokens) == (None, None, None)
+    engine = EngineOptions()
+    assert (engine.device, engine.dtype, engine.page_size, engine.kernels) == ("auto", "auto", 256, "auto")
+    assert engine.offline is False and SamplingParams().max_tokens == 256
+
+
+def test_plain_values_become_what_the_engine_keeps() -> None:
+    assert SamplingParams(stop_ids=[5, 6]).stop_ids == (5, 6)  # type: ignore[arg-type]
+    assert EngineOptions(cache_dir="somewhere").cache_dir == Path("somewhere")  # type: ignore[arg-type]
+
+
+def test_options_as_key_value_pairs() -> None:
+    options = MethodOptions.from_pairs(
+        {"window": "24", "alpha": "1.5", "coverage": "full", "far_boundary": "complement"}, context="fold", accept=None
+    )
+    assert options == MethodOptions(
+        context="fold", window=24, alpha=1.5, coverage="full", far_boundary="complement"
+    )
+    assert MethodOptions.from_pairs({}) == MethodOptions()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "known", "message"),
+    [
+        ({"sinks": "4"}, {}, "--context-opt: unknown key 'sinks'; known keys: window, alpha, coverage, far_boundary"),
+        ({"window": "wide"}, {}, "--context-opt window: 'wide' is not a number"),
+        ({"window": "2.5"}, {}, "--context-opt window: '2.5' is not a number"),
+        ({"alpha": "nan"}, {}, "alpha: must be a finite number"),
+        ({"alpha": "0.5"}, {}, "alpha: must be a finite number of at least 1"),
+        ({"window": "24"}, {"window": 24}, "--window and --context-opt window=: given twice"),
+        ({"coverage": ""}, {}, "coverage: must be one of"),
+    ],
+)
+def test_wrong_pairs_are_named(pairs: dict[str, str], known: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        MethodOptions.from_pairs(pairs, **known)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(FoldspecError, 1), (UsageError, 2), (CheckpointError, 3), (PairError, 3), (ResourceError, 4)],
+)
+def test_errors_say_what_where_and_what_to_do(kind: type[FoldspecError], code: int) -> None:
+    error = kind("went wrong", where="here", do="do that")
+    assert str(error) == "here: went wrong; do that" and error.exit_code == code
+    assert str(kind("went wrong")) == "went wrong" and isinstance(error, FoldspecError)
+    assert (error.what, error.where, error.do) == ("went wrong", "here", "do that")
