@@ -231,17 +231,20 @@ def _generate(options: argparse.Namespace) -> int:
                 with _ctrl_c_waits():
                     terminal.update(generation.completion)
         except KeyboardInterrupt:
-            generation.close()
             code = INTERRUPTED
-        terminal.end(generation.completion)
-        if not options.quiet:
-            print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
-        if options.json:
-            report = _report(engine, generation.completion, trace=options.trace)
-            report["settings"] |= {**vars(params), "chat": chat, "system": options.system, "thinking": options.thinking}
-            print(json.dumps(report))
-        elif engine.tokenizer is None and not options.quiet:
-            print("foldspec: the target has no tokenizer.json, so there is no text; --json gives ids", file=sys.stderr)
+        with _ctrl_c_waits():  # who presses twice still gets the results
+            if code:
+                generation.close()
+            terminal.end(generation.completion)
+            if not options.quiet:
+                print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
+            if options.json:
+                report = _report(engine, generation.completion, trace=options.trace)
+                chatted = {"chat": chat, "system": options.system, "thinking": options.thinking}
+                print(json.dumps(report | {"settings": report["settings"] | vars(params) | chatted}), flush=True)
+            elif engine.tokenizer is None and not options.quiet:
+                what = "the target has no tokenizer.json, so there is no text; --json gives ids"
+                print(f"foldspec: {what}", file=sys.stderr)
     return code
 
 

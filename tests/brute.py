@@ -17,7 +17,7 @@ Seen = Callable[[int, int], bool]  # (row r, entry j or block row m)
 
 
 class Attended(NamedTuple):
-    """``out`` [B, heads, width]; the log masses [B, heads] of the near and the far read; far entries [B] of each row."""
+    """``out`` [B, heads, width]; the log masses [B, heads] of the near and the far read; far entries of a row."""
 
     out: torch.Tensor
     near: torch.Tensor
@@ -99,7 +99,7 @@ def layer(
 ) -> Attended:
     """One drafter layer under a context method, from the table of masks (drafters' specification, 4.4) and the methods'
     definitions. ``own`` is the layer's native window, ``causal`` its order inside the block."""
-    block, n, reach = len(q), len(k) - len(q), window + len(q)
+    n, reach = len(k) - len(q), window + len(q)
 
     def context_seen(r: int, j: int) -> bool:
         distance = n + r - j

@@ -144,7 +144,9 @@ def load_pair(name: str) -> Engine:
     return Engine.load(target=str(PAIRS / name / "target"), drafter=str(PAIRS / name / "drafter"))
 
 
-def paged_cache(model: LanguageModel, *, pages: int = 64, page_size: int = 16, dtype: Any = torch.float32) -> PagedCache:
+def paged_cache(
+    model: LanguageModel, *, pages: int = 64, page_size: int = 16, dtype: Any = torch.float32
+) -> PagedCache:
     """A target's cache whose slots hold NaN until they are written."""
     cache = PagedCache(model.cache_spec(dtype), pages=pages, page_size=page_size, device="cpu")
     poison(cache)

@@ -51,11 +51,12 @@ class PagedCache:
             self.tables.close(request)
 
     def begin(self, rows: Rows) -> None:
-        """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`."""
-        for request, start, packed in rows:
+        """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`; then none is counted."""
+        ends = [start + packed.stop - packed.start for _, start, packed in rows]
+        for (request, start, _), end in zip(rows, ends, strict=True):
             assert start == self.tables.length(request), "rows must follow the entries that the cache holds"
-            end = start + packed.stop - packed.start
             self.tables.reserve(request, end)
+        for request, end in zip(rows.requests, ends, strict=True):
             self.tables.extend(request, end)
 
     def append(self, layer: int, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> None:

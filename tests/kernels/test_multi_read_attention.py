@@ -156,9 +156,7 @@ def check(output: Output, wanted: Output, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_version_gives_the_numbers_of_the_definition(
-    shape: tuple[int, int, int, int, int], pattern: str
-) -> None:
+def test_every_version_gives_the_numbers_of_the_definition(shape: tuple[int, int, int, int, int], pattern: str) -> None:
     """One read alone, and as the sharpened read beside a plain one over other entries: FOLD's two."""
     alone = [made(shape, pattern, scale=1.0, exponent=1.0, seed=1)]
     alpha = 2.5
@@ -311,7 +309,7 @@ def test_keys_wider_than_values() -> None:
     assert choice.refused == (("cpu", "needs keys and values of one width, not 8 and 5"),)
 
 
-# ------------------------------------------------------------------------------------------------------------ dispatch
+# ------------------------------------------------------------------------------------------------------------- dispatch
 
 FITS = Facts("cpu", torch.float32, 8, 8)
 
@@ -337,7 +335,7 @@ def test_the_first_that_fits_runs_and_is_chosen_once() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown kernels 'fast'.*known: auto, cpu, reference"):
+    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, cpu, reference"):
         Kernels("fast")
 
 

@@ -1,8 +1,8 @@
 """DFlash networks of both formats against the same network written from its specification: float64, no cache, no pages,
 attention by loops over entries.
 
-The tiny trained pairs have z-lab drafters with full layers; here is the rest: DeepSpec's rows, sliding layers, causality,
-biases, own embeddings and heads, restricted vocabularies, and each of them under every context method.
+The tiny trained pairs have z-lab drafters with full layers; here is the rest: DeepSpec's rows, sliding layers,
+causality, biases, own embeddings and heads, restricted vocabularies, and each of them under every context method.
 """
 
 from __future__ import annotations
@@ -179,7 +179,12 @@ def test_the_networks_differ_where_they_should(tmp_path: Path) -> None:
     plain = base.naive.logits(taps, 3, "full", {})
     variations = [base.naive.logits(taps, 3, "window", {}), base.naive.logits(taps, 3, "fold", {})]
     variations.append(base.naive.logits(taps, 3, "fold", {"coverage": "full"}))
-    for change in ({"sliding_window": 3}, {"is_causal": True}, {"is_causal": False}, {"layer_types": ["full_attention"] * 3}):
+    for change in (
+        {"sliding_window": 3},
+        {"is_causal": True},
+        {"is_causal": False},
+        {"layer_types": ["full_attention"] * 3},
+    ):
         base.naive.c = {**base.config, **change}
         variations.append(base.naive.logits(taps, 3, "full", {}))
     seen = [plain]

@@ -1,4 +1,4 @@
-"""Llama's logits equal transformers' within 1e-4 in fp32, however the ids are fed and whatever was taken back before."""
+"""Llama's logits equal transformers' within 1e-4 in fp32, however ids are fed and whatever was taken back before."""
 
 from __future__ import annotations
 
@@ -213,7 +213,9 @@ def test_taps_are_the_raw_outputs_of_layers(pair: Pair) -> None:
     """Also of the last layer, which transformers' own list of hidden states gives after the final norm."""
     raw: dict[int, torch.Tensor] = {}
     hooks = [
-        layer.register_forward_hook(lambda _m, _a, out, i=i: raw.__setitem__(i, out[0] if isinstance(out, tuple) else out))
+        layer.register_forward_hook(
+            lambda _m, _a, out, i=i: raw.__setitem__(i, out[0] if isinstance(out, tuple) else out)
+        )
         for i, layer in enumerate(pair.oracle.model.layers)
     ]
     logits = pair.wanted(pair.ids)
@@ -235,7 +237,7 @@ def test_only_the_wanted_rows_go_through_the_head(pair: Pair) -> None:
         close(logits, wanted[list(rows)] if rows else wanted[:0])
 
 
-# ----------------------------------------------------------------------------------------------- configs and checkpoints
+# ---------------------------------------------------------------------------------------------- configs and checkpoints
 
 
 def respelled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -309,7 +311,7 @@ def test_the_norm_rounds_as_its_source_does_in_half_precision() -> None:
     assert torch.equal(mine(x), source(x).detach())
 
 
-# -------------------------------------------------------------------------------------------------------------- golden
+# --------------------------------------------------------------------------------------------------------------- golden
 
 
 @pytest.mark.parametrize("name", ["llama31", "smollm2"])
@@ -342,7 +344,7 @@ def test_golden_checkpoints(name: str) -> None:
     assert list(done.token_ids) == wanted
 
 
-# ---------------------------------------------------------------------------------------------------------- real weights
+# --------------------------------------------------------------------------------------------------------- real weights
 
 
 @pytest.mark.slow

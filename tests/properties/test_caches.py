@@ -176,7 +176,9 @@ class DraftLives(RuleBasedStateMachine):
         length = self.length(request)
         new = self.write(request, BLOCK)
         assert self.cache.length(request) == length
-        self.check(request, {k: [torch.cat([a, b]) for a, b in zip(v, new[k], strict=True)] for k, v in self.of(request)})
+        self.check(
+            request, {k: [torch.cat([a, b]) for a, b in zip(v, new[k], strict=True)] for k, v in self.of(request)}
+        )
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data(), count=st.integers(1, 9))
@@ -186,7 +188,9 @@ class DraftLives(RuleBasedStateMachine):
             return
         new = self.write(request, count)
         self.cache.extend(request, self.length(request) + count)
-        self.kept[request] = {k: [torch.cat([a, b]) for a, b in zip(v, new[k], strict=True)] for k, v in self.of(request)}
+        self.kept[request] = {
+            k: [torch.cat([a, b]) for a, b in zip(v, new[k], strict=True)] for k, v in self.of(request)
+        }
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())

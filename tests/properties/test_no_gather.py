@@ -54,7 +54,11 @@ class Written(TorchDispatchMode):
 def load(kernels: str) -> Engine:
     folder = tiny.PAIRS / "a_llama_zlab"
     return Engine.load(
-        target=str(folder / "target"), drafter=str(folder / "drafter"), kernels=kernels, device="cpu", prefill_chunk=2000
+        target=str(folder / "target"),
+        drafter=str(folder / "drafter"),
+        kernels=kernels,
+        device="cpu",
+        prefill_chunk=2000,
     )
 
 

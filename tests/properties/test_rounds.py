@@ -1,5 +1,5 @@
-"""The round loop: requests together equal each alone; every rollback leaves caches as a fresh prefill would; prefixes are
-restored for every method; whatever happens, all pages come back."""
+"""The round loop: requests together equal each alone; every rollback leaves caches as a fresh prefill would; prefixes
+are restored for every method; whatever happens, all pages come back."""
 
 from __future__ import annotations
 
@@ -74,14 +74,12 @@ def start(
     request = Request(number, tuple(ids), limit)
     cache.open(number)
     drafter.open(number)
-    logits = prefill(
-        number, ids, model=parts.model, cache=cache, drafter=drafter, chunk=chunk, device=tiny.CPU
-    )
+    logits = prefill(number, ids, model=parts.model, cache=cache, drafter=drafter, chunk=chunk, device=tiny.CPU)
     request.commit([int(logits.argmax())])
     return request
 
 
-# ------------------------------------------------------------------------------------------------------- many requests
+# -------------------------------------------------------------------------------------------------------- many requests
 
 
 class Greedy(AcceptanceRule):
@@ -268,6 +266,7 @@ def test_a_restored_prefill_equals_a_fresh_one_for_every_method(engine: Engine, 
     engines["plain"] = engine.using(draft_tokens=0)
     engines["fold 9"] = engine.using(context="fold", window=9, alpha=4.0)
     fresh = {name: each.generate(prompt, params) for name, each in engines.items()}
+    forget(engine)
     with engine.prefill(prompt) as prefix:
         for name in (*engines, *reversed(engines)):
             same(engines[name].generate(prefix, params), fresh[name])
@@ -280,6 +279,7 @@ def test_two_requests_from_one_prefix_at_the_same_time(engine: Engine) -> None:
     prompt, params = golden_prompt("len0072"), SamplingParams(max_tokens=24, ignore_eos=True)
     engines = [engine.using(**METHODS[name]) for name in ("fold", "window")]
     fresh = [each.generate(prompt, params) for each in engines]
+    forget(engine)
     prefix = engine.prefill(prompt)
     streams = [each.stream(prefix, params) for each in engines]
     for stream in streams:
@@ -306,13 +306,26 @@ def test_a_closed_or_foreign_prefix_is_refused(engine: Engine) -> None:
         assert other.generate(foreign, SamplingParams(max_tokens=3)).token_ids
 
 
-# ---------------------------------------------------------------------------------------------------- pages that come back
+# ------------------------------------------------------------------------------------------------- pages that come back
 
 
 def pools(engine: Engine) -> tuple[PagedCache, DraftCache]:
     resources = engine._resources
     assert resources._draft_cache is not None
     return resources.cache, resources._draft_cache
+
+
+def forget(engine: Engine) -> None:
+    """NaN in every slot: the same pages come round again, and what an earlier request left there must not do."""
+    cache, drafts = pools(engine)
+    for pool in (
+        cache._keys,
+        cache._values,
+        drafts._values,
+        *drafts._keys.values(),
+        *(x for _, x in drafts._rings.values()),
+    ):
+        pool.fill_(torch.nan)
 
 
 def assert_free(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 
 from foldspec import Engine
 from foldspec.context.base import DrafterLayer
@@ -39,14 +40,17 @@ def refuses(config: dict[str, Any], message: str, tensors: tuple[str, ...] = ())
     assert "config.json" in str(error.value)
 
 
-# ----------------------------------------------------------------------------------------------------------- what is read
+# --------------------------------------------------------------------------------------------------------- what is read
 
 
 def test_zlab() -> None:
     config = read(tiny.ZLAB)
     assert (config.block, config.first_row, config.max_drafts) == (5, 1, 4)
     assert (config.mask_id, config.taps, config.vocabulary, config.target_layers) == (127, (0, 2), 128, 4)
-    assert (config.own_embedding, config.own_head, config.draft_ids, config.attention_bias) == (False,) * 2 + (None, False)
+    assert (config.own_embedding, config.own_head, config.draft_ids, config.attention_bias) == (False,) * 2 + (
+        None,
+        False,
+    )
     assert config.layers == (DrafterLayer(),) * 3
     assert config.facts == config.facts.__class__("config.json", 32, 128, (0, 2), 4, 127)
 
@@ -126,7 +130,9 @@ def test_the_tensors_are_those_of_the_specification() -> None:
     shapes = {k: tuple(t.shape) for k, t in make_network(ModelConfig(config, ""), ()).state_dict().items()}
     assert len(shapes) == 58
     assert shapes["fc.weight"] == (32, 2 * 32) and shapes["hidden_norm.weight"] == shapes["norm.weight"] == (32,)
-    attention = {k.removeprefix("layers.4.self_attn."): v for k, v in shapes.items() if k.startswith("layers.4.self_attn.")}
+    attention = {
+        k.removeprefix("layers.4.self_attn."): v for k, v in shapes.items() if k.startswith("layers.4.self_attn.")
+    }
     assert attention == {
         "q_proj.weight": (48, 32),
         "k_proj.weight": (24, 32),
@@ -143,10 +149,12 @@ def test_the_tensors_are_those_of_the_specification() -> None:
     assert len(deepspec.state_dict()) == 60
 
 
-# --------------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize("architecture", ["DFlash2DraftModel", "Gemma4DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"])
+@pytest.mark.parametrize(
+    "architecture", ["DFlash2DraftModel", "Gemma4DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
+)
 def test_unknown_architectures(architecture: str) -> None:
     refuses(
         {**tiny.ZLAB, "architectures": [architecture]},
@@ -212,7 +220,10 @@ def test_the_same_fields_with_values_that_change_nothing(name: str) -> None:
     [
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries for 3 layers"),
         ({"layer_types": ["full_attention"] * 4}, "layer_types has 4 entries for 3 layers"),
-        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "unknown layer type 'linear_attention'"),
+        (
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "unknown layer type 'linear_attention'",
+        ),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
         ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 0}, "sliding_window must be"),
         ({"is_causal": "yes"}, "is_causal must be bool"),
@@ -256,8 +267,6 @@ def loads(tmp_path: Path, config: dict[str, Any], *extra: str) -> None:
     target = tiny.write_target(tmp_path / "target")
     drafter = tiny.write_drafter(tmp_path / "drafter", config)
     if extra:
-        from safetensors.torch import load_file
-
         tensors = load_file(drafter / "model.safetensors")
         tiny.write_checkpoint(drafter, config, {**tensors, **{name: torch.zeros(2, 2) for name in extra}})
     Engine.load(target=str(target), drafter=str(drafter)).close()
@@ -266,7 +275,12 @@ def loads(tmp_path: Path, config: dict[str, Any], *extra: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     ("taps", "message"),
-    [([0, 3], "not all in 0 .. 2"), ([-1, 1], "not all in 0 .. 2"), ([2, 1], "do not increase"), ([1, 1], "do not increase")],
+    [
+        ([0, 3], "not all in 0 .. 2"),
+        ([-1, 1], "not all in 0 .. 2"),
+        ([2, 1], "do not increase"),
+        ([1, 1], "do not increase"),
+    ],
 )
 def test_taps_that_the_target_does_not_have(name: str, taps: list[int], message: str, tmp_path: Path) -> None:
     """-1 would be the embedding's output; the last layer's raw output is no published tap."""
@@ -291,8 +305,6 @@ def test_draft_ids_outside_the_target(tmp_path: Path) -> None:
     config = {**tiny.DEEPSPEC, "draft_vocab_size": 40}
     target = tiny.write_target(tmp_path / "target")
     drafter = tiny.write_drafter(tmp_path / "drafter", config, extra=("d2t",))
-    from safetensors.torch import load_file
-
     tensors = load_file(drafter / "model.safetensors")
     for wrong in (100, -1):
         ids = torch.zeros(40, dtype=torch.int64)

@@ -105,9 +105,7 @@ def test_options_as_key_value_pairs() -> None:
     options = MethodOptions.from_pairs(
         {"window": "24", "alpha": "1.5", "coverage": "full", "far_boundary": "complement"}, context="fold", accept=None
     )
-    assert options == MethodOptions(
-        context="fold", window=24, alpha=1.5, coverage="full", far_boundary="complement"
-    )
+    assert options == MethodOptions(context="fold", window=24, alpha=1.5, coverage="full", far_boundary="complement")
     assert MethodOptions.from_pairs({}) == MethodOptions()
 
 

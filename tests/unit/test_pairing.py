@@ -13,7 +13,7 @@ import tiny
 
 from foldspec import Engine
 from foldspec.checkpoints.pairing import check_pair
-from foldspec.errors import PairError
+from foldspec.errors import CheckpointError, PairError
 from foldspec.records import DrafterFacts
 
 FITS = DrafterFacts(where="drafter", width=64, vocabulary=512, taps=(0, 1, 2), target_layers=4, mask_id=511)
@@ -76,12 +76,10 @@ def test_an_engine_refuses_the_pair_before_it_reads_a_weight(
 
 def test_a_pair_with_swapped_weights_is_refused(tmp_path: Path) -> None:
     """A drafter of the right names but other shapes, as from another revision of the repository."""
-    from foldspec.errors import CheckpointError
-
     tiny.write_target(tmp_path / "target")
     folder = tiny.write_drafter(tmp_path / "drafter", tiny.ZLAB)
     three = {**tiny.ZLAB, "dflash_config": {**tiny.ZLAB["dflash_config"], "target_layer_ids": [0, 1, 2]}}
     other = tiny.write_drafter(tmp_path / "other", three)
     shutil.copy(other / "model.safetensors", folder)
-    with pytest.raises(CheckpointError, match="fc.weight"):
+    with pytest.raises(CheckpointError, match=r"fc\.weight"):
         Engine.load(target=str(tmp_path / "target"), drafter=str(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from foldspec.acceptance import RULES, make_rule
 from foldspec.context import METHODS, make_method
@@ -85,8 +86,6 @@ def test_every_rule_states_its_law(name: str) -> None:
 
 def test_the_exact_rule() -> None:
     """Two requests: the drafts stand up to the first that is not the target's argmax, whose own token follows."""
-    import torch
-
     wanted = [4, 7, 2, 9, 1, 3]  # rows of the first request (3 drafts), then of the second (1 draft)
     logits = torch.full((6, 10), -1.0)
     logits[range(6), wanted] = 1.0

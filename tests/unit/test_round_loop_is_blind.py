@@ -42,7 +42,18 @@ def named(source: str) -> set[str]:
 
 
 def test_the_list_of_names_is_whole() -> None:
-    known = {"full", "window", "fold", "exact", "dflash", "DFlash", "DFlashDraftModel", "Qwen3DSparkModel", "Fold", "reader"}
+    known = {
+        "full",
+        "window",
+        "fold",
+        "exact",
+        "dflash",
+        "DFlash",
+        "DFlashDraftModel",
+        "Qwen3DSparkModel",
+        "Fold",
+        "reader",
+    }
     assert known <= forbidden()
 
 
@@ -51,7 +62,8 @@ def test_the_round_loop_names_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['if context == "fold":', "from foldspec.drafters.dflash import DFlash", "# exact needs no noise", "Window()"]
+    "line",
+    ['if context == "fold":', "from foldspec.drafters.dflash import DFlash", "# exact needs no noise", "Window()"],
 )
 def test_a_name_would_be_noticed(line: str) -> None:
     assert named(f"{SOURCE}\n{line}\n")
@@ -63,7 +75,14 @@ def test_it_asks_for_no_class() -> None:
     imported = {
         (node.module, alias.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    rooms = {module for module, _ in imported if module and module.startswith(("foldspec.c", "foldspec.d", "foldspec.a"))}
-    assert rooms <= {"foldspec.acceptance.base", "foldspec.drafters.base", "foldspec.cache.paged", "foldspec.cache.rows"}
+    rooms = {
+        module for module, _ in imported if module and module.startswith(("foldspec.c", "foldspec.d", "foldspec.a"))
+    }
+    assert rooms <= {
+        "foldspec.acceptance.base",
+        "foldspec.drafters.base",
+        "foldspec.cache.paged",
+        "foldspec.cache.rows",
+    }
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert called & {"isinstance", "issubclass", "type", "getattr", "hasattr"} == set()

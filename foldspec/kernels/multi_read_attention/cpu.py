@@ -49,9 +49,15 @@ def _one(reads: Sequence[ReadArgs]) -> Output:
 
 def _columns(first: tuple[int, ...], last: tuple[int, ...]) -> list[tuple[int, int]]:
     """Split the columns that any row sees into those all rows see and those where the rows differ."""
-    low, high = min(first), max(last)
-    if low >= high:
-        return []
+    seen: list[tuple[int, int]] = []
+    for f, l in sorted((f, l) for f, l in zip(first, last, strict=True) if f < l):
+        if seen and f <= seen[-1][1]:
+            seen[-1] = seen[-1][0], max(seen[-1][1], l)
+        else:
+            seen.append((f, l))
+    if len(seen) != 1:  # nothing, or rows far apart: what lies between may hold anything
+        return seen
+    low, high = seen[0]
     inner_low, inner_high = min(max(first), high), max(min(last), low)
     if inner_low >= inner_high:
         return [(low, high)]
