@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from foldspec.acceptance.base import AcceptanceRule
+from foldspec.errors import CheckpointError
 from foldspec.records import Proposal, Verdict
 from foldspec.sampling import greedy
 
@@ -15,6 +16,9 @@ class Exact(AcceptanceRule):
     lossless = True
 
     def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+        # NaN weights, or an overflow in float16, would else come out as an endless row of one token
+        if not bool(logits.amax().isfinite()):
+            raise CheckpointError("the target's logits are not finite", do="use --dtype float32, or check its weights")
         own = greedy(logits)
         verdicts, row = [], 0
         for proposal in proposals:

@@ -1,0 +1,38 @@
+"""The rule ``exact``, and the names of rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foldspec import FoldspecError
+from foldspec.acceptance import RULES, make_rule
+from foldspec.records import PointMass, Verdict
+
+
+def logits_of(*tokens: int) -> torch.Tensor:
+    """Rows whose argmax are these tokens."""
+    return torch.nn.functional.one_hot(torch.tensor(tokens), 8).float()
+
+
+def test_drafts_stand_while_they_are_the_argmax_and_the_row_after_them_gives_the_next_token() -> None:
+    proposals = [PointMass((1, 2, 3)), PointMass(()), PointMass((4,)), PointMass((5, 6))]
+    rows = logits_of(1, 2, 7, 0, 6, 4, 3, 0, 6, 1)
+    assert make_rule("exact").decide(rows, proposals) == [Verdict(2, 7), Verdict(0, 6), Verdict(1, 3), Verdict(0, 0)]
+
+
+def test_of_equal_logits_the_lowest_id_is_the_argmax() -> None:
+    assert make_rule("exact").decide(torch.zeros(1, 50_000), [PointMass(())]) == [Verdict(0, 0)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_and_no_text(bad: float) -> None:
+    rows = logits_of(0, 1)
+    rows[1, 3] = bad
+    with pytest.raises(FoldspecError, match="not finite"):
+        make_rule("exact").decide(rows, [PointMass((0,))])
+
+
+def test_an_unknown_rule_names_the_known_ones() -> None:
+    with pytest.raises(FoldspecError, match="known: " + ", ".join(RULES)):
+        make_rule("exakt")
