@@ -88,12 +88,18 @@ constexpr int QUERIES = 4;  // queries of a register tile
 
 LANES_INLINE int64_t vectors(int64_t width) { return (width + W - 1) / W; }
 
+// Ask memory for a row that is about to be read: rows of one head are too far apart for the hardware to see a pattern.
+LANES_INLINE void ask(const float* row, int64_t width) {
+  for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
+}
+
 // keys[0 .. count-1] -> turned[i * BLOCK + j]; columns beyond `count` are zeros up to a whole vector.
-static void turn(const float* const* keys, int count, int64_t width, float* turned) {
+static void turn(const float* const* keys, const float* const* coming, int count, int64_t width, float* turned) {
   const int padded = static_cast<int>(vectors(count)) * W;
   int j = 0;
 #if defined(__x86_64__)
   for (; j + 4 <= count; j += 4) {
+    for (int t = 0; t < 4; t++) ask(coming[j + t], width);
     int64_t i = 0;
     for (; i + 4 <= width; i += 4) {
       __m128 a = _mm_loadu_ps(keys[j] + i), b = _mm_loadu_ps(keys[j + 1] + i);
@@ -177,7 +183,8 @@ static float soften(float* scores, int low, int high, int used, float scale, Mas
 // last of them `rest` lanes wide.
 template <int R, int C>
 static void weigh_tile(
-    const float* p, const float* const* values, int low, int high, float* const* out, int64_t at, int rest) {
+    const float* p, const float* const* values, const float* const* coming, int low, int high, float* const* out,
+    int64_t at, int rest) {
   V sum[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) sum[r][c] = load(out[r] + at + c * W);
@@ -185,6 +192,8 @@ static void weigh_tile(
     V value[C];
     for (int c = 0; c < C; c++)
       value[c] = c + 1 < C || rest == W ? load(values[j] + at + c * W) : load(values[j] + at + c * W, rest);
+    if (coming)
+      for (int c = 0; c < C; c++) __builtin_prefetch(coming[j] + at + c * W);
     for (int r = 0; r < R; r++) {
       const V a = all(p[r * BLOCK + j]);
       for (int c = 0; c < C; c++) sum[r][c] = fma(a, value[c], sum[r][c]);
@@ -195,13 +204,15 @@ static void weigh_tile(
 }
 
 template <int R>
-static void weigh(const float* p, const float* const* values, int low, int high, float* const* out, int64_t width) {
+static void weigh(
+    const float* p, const float* const* values, const float* const* coming, int low, int high, float* const* out,
+    int64_t width) {
   constexpr int C = ROWS == 8 ? 4 : 2;
   const int64_t used = vectors(width);
   const int rest = static_cast<int>(width - (used - 1) * W);
   int64_t c = 0;
-  for (; c + C <= used; c += C) weigh_tile<R, C>(p, values, low, high, out, c * W, c + C == used ? rest : W);
-  for (; c < used; c++) weigh_tile<R, 1>(p, values, low, high, out, c * W, c + 1 == used ? rest : W);
+  for (; c + C <= used; c += C) weigh_tile<R, C>(p, values, coming, low, high, out, c * W, c + C == used ? rest : W);
+  for (; c < used; c++) weigh_tile<R, 1>(p, values, coming, low, high, out, c * W, c + 1 == used ? rest : W);
 }
 
 // A row's share low .. high-1 of the block that begins at column `begin`.
@@ -218,7 +229,8 @@ static void chunk(
   std::memset(out, 0, sizeof(float) * queries * padded);
   for (int64_t i = 0; i < queries; i++) mass[i] = {-INFINITY, 0};
   float scores[QUERIES * BLOCK];
-  const float *keys[BLOCK], *values[BLOCK];
+  // rows of this block and of the next, two places each
+  const float *key_rows[2][BLOCK], *value_rows[2][BLOCK];
   int64_t seen_first = INT64_MAX, seen_last = 0;
   for (int64_t r = row0; r < row0 + rows; r++) {
     if (read.first[r] >= read.last[r]) continue;
@@ -227,17 +239,29 @@ static void chunk(
   }
   const int64_t from = std::max(begin, seen_first / BLOCK * BLOCK), to = std::min(begin + CHUNK, seen_last);
   if (from >= to) return;
-  Cursor key_at(read.keys, kv_head, std::max(from, seen_first)), value_at(read.values, kv_head, std::max(from, seen_first));
-  for (int64_t column = from; column < to; column += BLOCK) {
-    // what any row sees of this block; what lies before gets the first key, which is masked like it
-    const int low = static_cast<int>(std::max<int64_t>(0, seen_first - column));
+  const int64_t start = std::max(from, seen_first);
+  Cursor key_at(read.keys, kv_head, start), value_at(read.values, kv_head, start);
+  // What any row sees of a block; columns that no row sees get a row that some row does, and are masked.
+  const auto find = [&](int64_t column, const float** keys, const float** values) {
+    const int low = static_cast<int>(std::max<int64_t>(0, start - column));
     const int high = static_cast<int>(std::min<int64_t>(BLOCK, to - column));
     for (int j = low; j < high; j++) {
       keys[j] = key_at.at(column + j);
       values[j] = value_at.at(column + j);
     }
-    for (int j = 0; j < low; j++) keys[j] = keys[low];
-    turn(keys, high, shape.key_width, turned);
+    std::fill(keys, keys + low, keys[low]);
+    std::fill(keys + high, keys + BLOCK, keys[high - 1]);
+    std::fill(values, values + low, values[low]);
+    std::fill(values + high, values + BLOCK, values[high - 1]);
+    return high;
+  };
+  int high = find(from, key_rows[0], value_rows[0]), next_high = 0, now = 0;
+  for (int64_t column = from; column < to; column += BLOCK, high = next_high, now ^= 1) {
+    const float **keys = key_rows[now], **values = value_rows[now];
+    const bool more = column + BLOCK < to;
+    if (more) next_high = find(column + BLOCK, key_rows[now ^ 1], value_rows[now ^ 1]);
+    turn(keys, key_rows[more ? now ^ 1 : now], high, shape.key_width, turned);
+    const float* const* coming = more ? value_rows[now ^ 1] : nullptr;
     const int used = static_cast<int>(vectors(high));
     for (int64_t i = 0; i < queries; i += QUERIES) {
       const int count = static_cast<int>(std::min<int64_t>(QUERIES, queries - i));
@@ -269,13 +293,13 @@ static void chunk(
       // rows that see different columns go one by one: nothing that one of them does not see is multiplied for it
       if (alike && count > 1) {
         switch (count) {
-          case 4: weigh<4>(scores, values, lows[0], highs[0], to_out, shape.value_width); break;
-          case 3: weigh<3>(scores, values, lows[0], highs[0], to_out, shape.value_width); break;
-          default: weigh<2>(scores, values, lows[0], highs[0], to_out, shape.value_width);
+          case 4: weigh<4>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width); break;
+          case 3: weigh<3>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width); break;
+          default: weigh<2>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width);
         }
       } else {
         for (int r = 0; r < count; r++)
-          weigh<1>(scores + r * BLOCK, values, lows[r], highs[r], to_out + r, shape.value_width);
+          weigh<1>(scores + r * BLOCK, values, i + r ? nullptr : coming, lows[r], highs[r], to_out + r, shape.value_width);
       }
     }
   }

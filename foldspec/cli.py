@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from foldspec import __version__
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from foldspec.options import COVERAGES, DTYPES, FAR_BOUNDARIES, MethodOptions, SamplingParams
+from foldspec.options import COVERAGES, DTYPES, FAR_BOUNDARIES, WEIGHTS, MethodOptions, SamplingParams
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -172,6 +172,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
     engine.add_argument("--dtype", default="auto", choices=DTYPES)
+    engine.add_argument("--weights", default="auto", choices=WEIGHTS, help="how weights are held in memory")
     engine.add_argument("--threads", type=int, metavar="N")
     engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
     engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
@@ -181,7 +182,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("device", "dtype", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
+    names = ("device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
     return {name: getattr(options, name) for name in names}
 
 
@@ -223,6 +224,8 @@ def _generate(options: argparse.Namespace) -> int:
             **method,
             **_engine_options(options),
         )
+        if not options.quiet:
+            _notices(engine.notices)
         ids, chat = _encode(engine, prompt, options)
         generation = engine.stream(ids, params)
         code = 0
@@ -337,6 +340,7 @@ def _check(options: argparse.Namespace) -> int:
             drafter=options.drafter,
             progress=terminal.progress,
         )
+    _notices(report.pop("notices"))
     if options.json:
         print(json.dumps(report))
         return 0
@@ -346,6 +350,11 @@ def _check(options: argparse.Namespace) -> int:
             for line in _lines(values):
                 print(f"  {line}")
     return 0
+
+
+def _notices(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"foldspec: {' '.join(line.split())}", file=sys.stderr)
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:

@@ -71,12 +71,19 @@ class Engine:
         total)`` hears of downloads, conversion, loading and prefill. Raises the kinds of :class:`FoldspecError`.
         """
         engine_options, method = split_options(options)
-        kernels, device = Kernels(engine_options.kernels), pick_device(engine_options.device)
+        kernels, device = Kernels.of(engine_options), pick_device(engine_options.device)
         make_rule(method.accept)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
         found = find_pair(pair, target, drafter, options=engine_options, kernels=kernels, progress=progress)
         resources = Resources(found, engine_options, kernels, device, progress)
-        load_pair(found, dtype=resources.dtype, device=device, progress=progress)
+        load_pair(
+            found,
+            dtype=resources.dtype,
+            device=device,
+            weights=engine_options.weights,
+            kernels=kernels,
+            progress=progress,
+        )
         return cls(resources, method)
 
     def using(self, **changes: Any) -> Engine:
@@ -202,6 +209,7 @@ class Engine:
             **dataclasses.asdict(self.method),
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
+            "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
             "law": self._rule.law(),
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
@@ -211,6 +219,11 @@ class Engine:
     def env(self) -> dict[str, Any]:
         """Where this engine runs: versions, device, threads, and the kernels that were chosen."""
         return environment(self._resources.device, self._resources.kernels)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should be told about how this engine runs, a line each."""
+        return self._resources.kernels.notices
 
     def close(self) -> None:
         """Let go of weights and caches. Other engines over them, made by :meth:`using`, keep them alive."""
@@ -276,12 +289,13 @@ def split_options(options: dict[str, Any]) -> tuple[EngineOptions, MethodOptions
     for name in options:
         if name not in engine | method:
             raise UsageError(f"unknown option {name!r}", do=f"known: {', '.join(sorted(engine | method))}")
-    chosen = {"cache_dir": cache_folder(), **{k: v for k, v in options.items() if k in engine}}
+    surroundings = {"cache_dir": cache_folder(), "compiler": os.environ.get("CXX") or None}
+    chosen: dict[str, Any] = surroundings | {k: v for k, v in options.items() if k in engine}
     return EngineOptions(**chosen), MethodOptions(**{k: v for k, v in options.items() if k in method})
 
 
 def cache_folder() -> Path:
-    """Where prepared checkpoints are kept: FOLDSPEC_CACHE, else foldspec in the user's cache folder."""
+    """Where prepared checkpoints and compiled kernels are kept: FOLDSPEC_CACHE, else foldspec in the user's cache."""
     if os.environ.get("FOLDSPEC_CACHE"):
         return Path(os.environ["FOLDSPEC_CACHE"])
     try:

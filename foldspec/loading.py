@@ -21,13 +21,15 @@ from foldspec.drafters import make_network
 from foldspec.drafters.base import DrafterNetwork
 from foldspec.errors import FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.linear import Facts
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
+from foldspec.models.layers import matrices
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
 
-__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "is_local", "load_pair"]
+__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "held_dtype", "is_local", "load_pair"]
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -86,7 +88,7 @@ def find_pair(
     of_drafter, network = None, None
     if drafter_source is not None:
         of_drafter = _find(drafter_source, options, progress)
-        network = make_network(of_drafter.config, tuple(of_drafter.weights.entries))
+        network = make_network(of_drafter.config, tuple(of_drafter.weights.entries), kernels)
         check_pair(
             network.facts,
             target=str(checkpoint.folder),
@@ -108,13 +110,52 @@ def find_pair(
     )
 
 
-def load_pair(found: FoundPair, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
-    """Read the weights of both into the modules of ``found``, one tensor at a time."""
+def held_dtype(
+    checkpoint: Checkpoint, name: str, *, dtype: torch.dtype, device: torch.device, kernels: Kernels
+) -> torch.dtype:
+    """The dtype in which a checkpoint's matrices lie in memory: ``name``, a value of ``--weights``.
+
+    ``auto`` is ``dtype``, that of the arithmetic, unless they are bf16 in the file, the arithmetic is a CPU's float32
+    and a compiled kernel reads them as they are: half the memory, and the same numbers. Raises :class:`UsageError` for
+    a pairing that nothing computes with.
+    """
+    mixed = device.type == "cpu" and dtype == torch.float32
+    if name != "auto":
+        held: torch.dtype = getattr(torch, name)
+        if held != dtype and not (mixed and held == torch.bfloat16):
+            raise UsageError(
+                f"{name} weights do not go with {str(dtype).removeprefix('torch.')} arithmetic on {device.type}",
+                where="--weights",
+                do="leave it out",
+            )
+        return held
+    stored = {entry.dtype for entry in checkpoint.weights.entries.values() if len(entry.shape) > 1}
+    if mixed and stored == {"BF16"} and kernels.compiles("linear", Facts(device.type, dtype, torch.bfloat16)):
+        return torch.bfloat16
+    return dtype
+
+
+def load_pair(
+    found: FoundPair,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: str,
+    kernels: Kernels,
+    progress: Progress | None = None,
+) -> None:
+    """Read the weights of both into the modules of ``found``, one tensor at a time; ``weights`` as in the options.
+
+    Raises the errors of :func:`held_dtype` and of :func:`load_into`.
+    """
+    held = held_dtype(found.target, weights, dtype=dtype, device=device, kernels=kernels)
     load_into(
         found.model,
         found.target.weights,
         dtype=dtype,
         device=device,
+        held=held,
+        matrices=matrices(found.model),
         rename=found.model.parameter_name,
         progress=progress,
     )
@@ -124,6 +165,8 @@ def load_pair(found: FoundPair, *, dtype: torch.dtype, device: torch.device, pro
             found.drafter.weights,
             dtype=dtype,
             device=device,
+            held=held_dtype(found.drafter, weights, dtype=dtype, device=device, kernels=kernels),
+            matrices=matrices(found.network),
             integer=found.network.integer,
             progress=progress,
         )

@@ -16,6 +16,7 @@ from foldspec.errors import UsageError
 __all__ = ["EngineOptions", "MethodOptions", "SamplingParams"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
 MOST_THREADS = 1024
@@ -111,27 +112,33 @@ class EngineOptions:
 
     ``device``         ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``
     ``dtype``          arithmetic; ``auto``: float32 on a CPU, the checkpoint's own on a GPU
-    ``threads``        CPU threads for torch; None leaves torch's choice
+    ``weights``        how matrices are held; ``auto``: bfloat16 on a CPU where the checkpoint is bfloat16 and a
+                       compiled kernel computes with it in float32; else the arithmetic's own
+    ``threads``        CPU threads; None leaves torch's choice
     ``max_context``    tokens a request may hold, prompt and output; None: what the target declares
     ``prefill_chunk``  prompt tokens a forward; None: 512 on a CPU, 8,192 on a GPU
     ``page_size``      cache entries a page, a power of two from 16
     ``kernels``        ``auto`` or the name of one implementation to force
     ``offline``        open no socket; what is not on this disk is an error
-    ``cache_dir``      where prepared checkpoints are kept
+    ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
+    ``cache_dir``      where prepared checkpoints and compiled kernels are kept
     """
 
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
     threads: int | None = None
     max_context: int | None = None
     prefill_chunk: int | None = None
     page_size: int = 256
     kernels: str = "auto"
     offline: bool = False
+    compiler: str | None = None
     cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "foldspec")
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("weights", self.weights, WEIGHTS)
         _whole("threads", self.threads, 1, optional=True)
         if (self.threads or 1) > MOST_THREADS:  # a number that was not meant ends in a crash of the thread library
             raise UsageError(f"must be at most {MOST_THREADS}, not {self.threads}", where="threads")

@@ -13,9 +13,9 @@ from foldspec.acceptance import RULES
 from foldspec.checkpoints.registry import load_registry
 from foldspec.context import METHODS
 from foldspec.drafters import ARCHITECTURES as DRAFTERS
+from foldspec.kernels import linear, multi_read_attention, silu_mul
 from foldspec.kernels.dispatch import Kernels
-from foldspec.kernels.multi_read_attention import Facts
-from foldspec.loading import Progress, find_pair, is_local
+from foldspec.loading import Progress, find_pair, held_dtype, is_local
 from foldspec.models.base import ARCHITECTURES as TARGETS
 from foldspec.options import EngineOptions
 from foldspec.resources import pick_context, pick_device, pick_dtype
@@ -55,20 +55,21 @@ def check(
 
     Raises the same errors as :meth:`Engine.load`.
     """
-    kernels, device = Kernels(options.kernels), pick_device(options.device)
+    kernels, device = Kernels.of(options), pick_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    dtype, widths, about = torch.float32, (64, 64), None
+    dtype, held, widths, about = torch.float32, torch.bfloat16, (64, 64), None
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
         widths = spec.key_width, spec.value_width
-        weights = sum(p.numel() for p in found.model.parameters()) * dtype.itemsize
+        held = held_dtype(found.target, options.weights, dtype=dtype, device=device, kernels=kernels)
+        weights = sum(p.numel() for p in found.model.parameters()) * held.itemsize
         about = {
             "target": str(found.target.folder),
             "architecture": found.target.config.architecture,
-            "weights": f"{weights / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}",
+            "weights": f"{weights / 1e9:.3g} GB as {str(held).removeprefix('torch.')}",
             "cache": f"{spec.bytes_per_entry / 1e3:.3g} kB a token",
             "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
@@ -81,9 +82,11 @@ def check(
                 "taps": list(found.network.facts.taps),
                 "verdict": "the drafter was made for this target",
             }
-    # an operator chooses when it first runs; here it is asked beforehand
-    kernels.choose("multi_read_attention", Facts(device.type, dtype, *widths))
-    return {"environment": environment(device, kernels), "pair": about}
+    # an operator chooses when it first runs; here each is asked beforehand
+    kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
+    kernels.choose("linear", linear.Facts(device.type, dtype, held))
+    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    return {"environment": environment(device, kernels), "pair": about, "notices": list(kernels.notices)}
 
 
 def known(cache_dir: Path) -> dict[str, Any]:

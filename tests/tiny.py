@@ -23,7 +23,9 @@ from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_network
 from foldspec.drafters.base import DrafterNetwork
 from foldspec.drafters.dflash import DFlash
+from foldspec.engine import cache_folder
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
@@ -115,7 +117,7 @@ def write_target(folder: Path, config: Mapping[str, Any] = TARGET, seed: int = 0
 
 def write_drafter(folder: Path, config: Mapping[str, Any], seed: int = 1, extra: Sequence[str] = ()) -> Path:
     """A random drafter; ``extra`` names tensors that a file may or may not have."""
-    shapes = _shapes(make_network(ModelConfig(dict(config), str(folder)), extra))
+    shapes = _shapes(make_network(ModelConfig(dict(config), str(folder)), extra, Kernels()))
     tensors = random_tensors({k: v for k, v in shapes.items() if k != "d2t"}, seed)
     if "d2t" in extra:
         count, vocabulary = config["draft_vocab_size"], config["vocab_size"]
@@ -125,17 +127,27 @@ def write_drafter(folder: Path, config: Mapping[str, Any], seed: int = 1, extra:
     return write_checkpoint(folder, config, tensors)
 
 
+@functools.cache
+def library() -> Library:
+    """The compiled kernels, kept where engines keep them."""
+    return Library(cache_folder() / "kernels")
+
+
+def kernels_of(name: str = "auto") -> Kernels:
+    return Kernels(name, library())
+
+
 def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A target with its weights, as an engine would load it."""
     config, weights = ModelConfig.read(folder), read_headers(folder)
-    model = model_class(config).from_config(config, tuple(weights.entries), Kernels(kernels))
+    model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     load_into(model, weights, dtype=dtype, device="cpu", rename=model.parameter_name)
     return model
 
 
-def load_drafter(folder: Path, dtype: torch.dtype = torch.float32) -> DrafterNetwork:
+def load_drafter(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = "auto") -> DrafterNetwork:
     config, weights = ModelConfig.read(folder), read_headers(folder)
-    network = make_network(config, tuple(weights.entries))
+    network = make_network(config, tuple(weights.entries), kernels_of(kernels))
     load_into(network, weights, dtype=dtype, device="cpu", integer=network.integer)
     return network
 
@@ -180,7 +192,7 @@ def bind(
 ) -> DFlash:
     """A drafter at work over a cache."""
     method = method_of(network, **options)
-    reader = ContextReader(method, cache, network.rope, Kernels(kernels), network.scale)
+    reader = ContextReader(method, cache, network.rope, kernels_of(kernels), network.scale)
     drafter = network.bind(model, reader)
     assert isinstance(drafter, DFlash)
     return drafter

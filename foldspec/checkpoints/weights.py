@@ -30,6 +30,8 @@ def load_into(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    held: torch.dtype | None = None,
+    matrices: Collection[str] = (),
     rename: Rename = lambda name: name,
     integer: Collection[str] = (),
     progress: Callable[[str, int, int], None] | None = None,
@@ -38,7 +40,8 @@ def load_into(
 
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
-    cast to ``dtype``; the keys in ``integer`` take integer tensors and keep the module's own integer dtype.
+    cast to ``dtype``, those of the keys in ``matrices`` to ``held`` if that is given; the keys in ``integer`` take
+    integer tensors and keep the module's own integer dtype.
     ``progress("load", bytes done, bytes)``. Raises :class:`CheckpointError` before a tensor is read if anything does
     not fit, and :class:`ResourceError` when memory runs out.
     """
@@ -49,7 +52,10 @@ def load_into(
     for key, entry in sorted(found.items(), key=lambda item: (item[1].file, item[1].start)):  # as they lie on the disk
         if progress:
             progress("load", done, total)
-        held_as = state[key].dtype if key in integer else dtype
+        if key in integer:
+            held_as = state[key].dtype
+        else:
+            held_as = held if held is not None and key in matrices else dtype
         try:
             tensor = torch.empty(entry.shape, dtype=held_as, device=device)
         except RuntimeError as error:  # torch has no one class for it on all devices

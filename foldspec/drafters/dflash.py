@@ -26,6 +26,7 @@ from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
 from foldspec.drafters.base import Drafter, DrafterNetwork
 from foldspec.errors import CheckpointError
+from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU
@@ -138,12 +139,12 @@ def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[Draft
 
 
 class Block(nn.Module):
-    def __init__(self, g: Geometry, *, bias: bool) -> None:
+    def __init__(self, g: Geometry, kernels: Kernels, *, bias: bool) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(g.width, g.eps)
-        self.self_attn = Projections(g, head_norm=True, bias=bias, bias_out=bias)
+        self.self_attn = Projections(g, kernels, head_norm=True, bias=bias, bias_out=bias)
         self.post_attention_layernorm = RMSNorm(g.width, g.eps)
-        self.mlp = SwiGLU(g.width, g.inner)
+        self.mlp = SwiGLU(g.width, g.inner, kernels)
 
 
 class DFlashNetwork(DrafterNetwork):
@@ -152,31 +153,35 @@ class DFlashNetwork(DrafterNetwork):
     d2t: torch.Tensor
     integer = frozenset({"d2t"})
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: DFlashConfig, kernels: Kernels) -> None:
         super().__init__()
         g = config.geometry
         self.config, self.facts = config, config.facts
         self.block, self.layer_facts = config.block, config.layers
         self.rope, self.scale = config.rope, g.head_dim**-0.5
-        self.fc = Linear(len(config.taps) * g.width, g.width)
+        self.fc = Linear(len(config.taps) * g.width, g.width, kernels)
         self.hidden_norm = RMSNorm(g.width, g.eps)
-        self.layers = nn.ModuleList(Block(g, bias=config.attention_bias) for _ in range(g.layers))
+        self.layers = nn.ModuleList(Block(g, kernels, bias=config.attention_bias) for _ in range(g.layers))
         self.norm = RMSNorm(g.width, g.eps)
         if config.own_embedding:
             self.embed_tokens = Embedding(config.vocabulary, g.width)
         if config.own_head:
-            self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary)
+            self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary, kernels)
         if config.draft_ids:
             self.register_buffer("d2t", torch.empty(config.draft_ids, dtype=torch.int64, device="meta"))
 
     @classmethod
-    def from_config(cls, config: ModelConfig, tensors: Collection[str]) -> DFlashNetwork:
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> DFlashNetwork:
         """Raises :class:`CheckpointError`."""
-        return cls(DFlashConfig.from_config(config, tensors))
+        return cls(DFlashConfig.from_config(config, tensors), kernels)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         g = self.config.geometry
         return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> rows [n, width] of the drafter's own embedding, in the dtype of its arithmetic."""
+        return self.embed_tokens(ids).to(self.norm.weight.dtype)
 
     @property
     def blocks(self) -> list[Block]:
@@ -208,7 +213,7 @@ class DFlash(Drafter):
         config = network.config
         self._config = config
         self.taps, self.max_drafts = config.taps, config.max_drafts
-        self._embed = network.embed_tokens if config.own_embedding else target.embed
+        self._embed = network.embed if config.own_embedding else target.embed
         self._target_ids = network.target_ids
         self._logits: Callable[[torch.Tensor], torch.Tensor] = target.head
         if config.own_head:

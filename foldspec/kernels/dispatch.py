@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from foldspec.errors import UsageError
+from foldspec.kernels import linear, silu_mul
 from foldspec.kernels import multi_read_attention as mra
+from foldspec.kernels.library import Library
+from foldspec.options import EngineOptions
 
 __all__ = ["Choice", "Kernels"]
 
-OPERATORS = {"multi_read_attention": mra.candidates}
+# of each operator: compiled library -> implementations in order of preference (name, supports, function)
+OPERATORS: dict[str, Callable[[Library], Any]] = {
+    "multi_read_attention": mra.candidates,
+    "linear": linear.candidates,
+    "silu_mul": silu_mul.candidates,
+}
 
 
 class Choice(NamedTuple):
@@ -24,38 +34,74 @@ class Choice(NamedTuple):
 class Kernels:
     """The operators, each bound to the first implementation that fits its arguments, or to the one that was forced.
 
-    Raises :class:`UsageError` if ``force`` names no implementation or one that does not fit.
+    ``force`` names an implementation; an operator that has none of that name chooses for itself. ``library`` is the
+    compiled one; without it everything runs on torch. Raises :class:`UsageError` if ``force`` names no implementation
+    or one that does not fit.
     """
 
-    def __init__(self, force: str = "auto") -> None:
-        known = sorted({name for find in OPERATORS.values() for name, _, _ in find()})
+    def __init__(self, force: str = "auto", library: Library | None = None) -> None:
+        self._library = library or Library(None)
+        self._candidates: dict[str, list[tuple[str, Any, Any]]] = {
+            operator: find(self._library) for operator, find in OPERATORS.items()
+        }
+        known = sorted({name for candidates in self._candidates.values() for name, _, _ in candidates})
         if force != "auto" and force not in known:
             raise UsageError(f"unknown kernels {force!r}", where="--kernels", do=f"known: auto, {', '.join(known)}")
         self._force = force
-        self._chosen: dict[tuple[str, mra.Facts], mra.Attention] = {}
+        self._chosen: dict[Any, Any] = {}
         self.choices: list[Choice] = []
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> Kernels:
+        """The operators of an engine, with a compiled library in its cache folder."""
+        return cls(options.kernels, Library(options.cache_dir / "kernels", options.compiler))
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the user should be told, a line each: so far, that there is no compiled library and what to do."""
+        return () if self._library.notice is None else (self._library.notice,)
 
     def multi_read_attention(self, batch: Sequence[Sequence[mra.ReadArgs]]) -> list[mra.Output]:
         """One output a request, from its reads."""
-        return self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))(batch)
+        run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
+        return run(batch)
 
-    def choose(self, operator: str, facts: mra.Facts) -> mra.Attention:
-        """The implementation for these facts, picked once and then noted in ``choices``."""
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [n, in], weight [out, in] in the dtype it is held in -> [n, out] in the dtype of x."""
+        run: linear.Linear = self.choose("linear", linear.Facts(x.device.type, x.dtype, weight.dtype))
+        return run(x, weight, bias)
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up``, in the shape and dtype of both."""
+        run: silu_mul.SiluMul = self.choose("silu_mul", silu_mul.Facts(gate.device.type, gate.dtype))
+        return run(gate, up)
+
+    def choose(self, operator: str, facts: Any) -> Any:
+        """The implementation of an operator for these facts of it, picked once and then noted in ``choices``."""
         run = self._chosen.get((operator, facts))
         if run is None:
             run = self._chosen[operator, facts] = self._pick(operator, facts)
         return run
 
-    def _pick(self, operator: str, facts: mra.Facts) -> mra.Attention:
+    def _pick(self, operator: str, facts: Any) -> Any:
         refused: list[tuple[str, str]] = []
-        for name, supports, run in OPERATORS[operator]():
-            reason = supports(facts)
-            if reason and self._force == name:
-                raise UsageError(f"{name}: {reason}", where="--kernels")
-            if self._force not in ("auto", name):
-                reason = f"--kernels {self._force} was asked for"
+        candidates = self._candidates[operator]
+        forced = self._force if any(name == self._force for name, _, _ in candidates) else "auto"
+        for name, supports, run in candidates:
+            # one that was not asked for is not even looked at: looking may compile
+            reason = f"--kernels {forced} was asked for" if forced not in ("auto", name) else supports(facts)
             if reason is None:
                 self.choices.append(Choice(operator, name, tuple(refused)))
                 return run
+            if forced == name:
+                raise UsageError(f"{name}: {reason}", where="--kernels")
             refused.append((name, reason))
         raise UsageError(f"no implementation of {operator} fits", where="--kernels")
+
+    def compiles(self, operator: str, facts: Any) -> bool:
+        """Whether a compiled implementation would run for these facts. May build the library."""
+        forced_away = self._force not in ("auto", "native") and any(
+            name == self._force for name, _, _ in self._candidates[operator]
+        )
+        supports = next(supports for name, supports, _ in self._candidates[operator] if name == "native")
+        return not forced_away and supports(facts) is None

@@ -14,7 +14,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import ReadArgs
 from foldspec.models.config import ModelConfig
 
-__all__ = ["Embedding", "Geometry", "Linear", "Projections", "RMSNorm", "SwiGLU", "causal_attention"]
+__all__ = ["Embedding", "Geometry", "Linear", "Projections", "RMSNorm", "SwiGLU", "causal_attention", "matrices"]
 
 
 def _weight(*shape: int) -> nn.Parameter:
@@ -23,19 +23,20 @@ def _weight(*shape: int) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """x [n, in] -> [n, out]."""
+    """x [n, in] -> [n, out], in the dtype of x, whatever the weight is held in."""
 
-    def __init__(self, width_in: int, width_out: int, *, bias: bool = False) -> None:
+    def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__()
+        self._kernels = kernels
         self.weight = _weight(width_out, width_in)
         self.bias = _weight(width_out) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self._kernels.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
-    """ids [n] -> rows [n, width]."""
+    """ids [n] -> rows [n, width], in the dtype that the table is held in."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -43,6 +44,13 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.weight)
+
+
+def matrices(module: nn.Module) -> frozenset[str]:
+    """The parameters of a module that may be held narrower than its arithmetic: what Linear and Embedding read. Norms,
+    biases and buffers are small, and are held in the arithmetic's own dtype."""
+    kinds = (Linear, Embedding)
+    return frozenset(f"{name}.weight" for name, part in module.named_modules() if isinstance(part, kinds))
 
 
 class RMSNorm(nn.Module):
@@ -64,14 +72,15 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """``down(silu(gate x) * up x)``."""
 
-    def __init__(self, width: int, inner: int, *, bias: bool = False) -> None:
+    def __init__(self, width: int, inner: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = Linear(width, inner, bias=bias)
-        self.up_proj = Linear(width, inner, bias=bias)
-        self.down_proj = Linear(inner, width, bias=bias)
+        self._kernels = kernels
+        self.gate_proj = Linear(width, inner, kernels, bias=bias)
+        self.up_proj = Linear(width, inner, kernels, bias=bias)
+        self.down_proj = Linear(inner, width, kernels, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self._kernels.silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,15 @@ class Projections(nn.Module):
     q and k come out un-rotated: whoever owns positions rotates them.
     """
 
-    def __init__(self, g: Geometry, *, head_norm: bool = False, bias: bool = False, bias_out: bool = False) -> None:
+    def __init__(
+        self, g: Geometry, kernels: Kernels, *, head_norm: bool = False, bias: bool = False, bias_out: bool = False
+    ) -> None:
         super().__init__()
         self.head_dim = g.head_dim
-        self.q_proj = Linear(g.width, g.heads * g.head_dim, bias=bias)
-        self.k_proj = Linear(g.width, g.kv_heads * g.head_dim, bias=bias)
-        self.v_proj = Linear(g.width, g.kv_heads * g.head_dim, bias=bias)
-        self.o_proj = Linear(g.heads * g.head_dim, g.width, bias=bias_out)
+        self.q_proj = Linear(g.width, g.heads * g.head_dim, kernels, bias=bias)
+        self.k_proj = Linear(g.width, g.kv_heads * g.head_dim, kernels, bias=bias)
+        self.v_proj = Linear(g.width, g.kv_heads * g.head_dim, kernels, bias=bias)
+        self.o_proj = Linear(g.heads * g.head_dim, g.width, kernels, bias=bias_out)
         if head_norm:
             self.q_norm: nn.Module = RMSNorm(g.head_dim, g.eps)
             self.k_norm: nn.Module = RMSNorm(g.head_dim, g.eps)

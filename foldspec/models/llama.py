@@ -23,19 +23,21 @@ __all__ = ["Llama"]
 
 
 class Block(nn.Module):
-    def __init__(self, g: Geometry, *, attention_bias: bool, mlp_bias: bool) -> None:
+    def __init__(self, g: Geometry, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(g.width, g.eps)
-        self.self_attn = Projections(g, bias=attention_bias, bias_out=attention_bias)
+        self.self_attn = Projections(g, kernels, bias=attention_bias, bias_out=attention_bias)
         self.post_attention_layernorm = RMSNorm(g.width, g.eps)
-        self.mlp = SwiGLU(g.width, g.inner, bias=mlp_bias)
+        self.mlp = SwiGLU(g.width, g.inner, kernels, bias=mlp_bias)
 
 
 class Backbone(nn.Module):
-    def __init__(self, g: Geometry, vocabulary: int, *, attention_bias: bool, mlp_bias: bool) -> None:
+    def __init__(self, g: Geometry, vocabulary: int, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
         super().__init__()
         self.embed_tokens = Embedding(vocabulary, g.width)
-        self.layers = nn.ModuleList(Block(g, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers))
+        self.layers = nn.ModuleList(
+            Block(g, kernels, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers)
+        )
         self.norm = RMSNorm(g.width, g.eps)
 
 
@@ -56,8 +58,8 @@ class Llama(LanguageModel):
         self.geometry, self.rope, self.kernels = geometry, rope, kernels
         self.vocabulary, self.width, self.layer_count = vocabulary, geometry.width, geometry.layers
         self.max_positions = max_positions
-        self.model = Backbone(geometry, vocabulary, attention_bias=attention_bias, mlp_bias=mlp_bias)
-        self.lm_head = None if tied else Linear(geometry.width, vocabulary)
+        self.model = Backbone(geometry, vocabulary, kernels, attention_bias=attention_bias, mlp_bias=mlp_bias)
+        self.lm_head = None if tied else Linear(geometry.width, vocabulary, kernels)
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> Llama:
@@ -89,10 +91,11 @@ class Llama(LanguageModel):
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model.embed_tokens(ids)
+        # the table may be held narrower than the rows are computed in; the norms never are
+        return self.model.embed_tokens(ids).to(self.model.norm.weight.dtype)
 
     def head(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        logits = nn.functional.linear(x, self.head_weight if weight is None else weight)
+        logits = self.kernels.linear(x, self.head_weight if weight is None else weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:

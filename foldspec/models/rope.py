@@ -10,6 +10,8 @@ from foldspec.models.config import ModelConfig
 
 __all__ = ["Rope", "llama3_frequencies"]
 
+STEP = 1024  # positions by which the table grows
+
 
 class Rope:
     """Rotation by position for heads of width ``d``, from inverse frequencies [d/2] (radians a position)."""
@@ -46,11 +48,15 @@ class Rope:
 
     def between(self, low: int, high: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As :meth:`at`, for positions known to lie in ``low .. high-1`` (no value is read from the device)."""
-        if high > len(self._table) or self._table.device != positions.device:
-            # grown in steps, so that a long generation does not rebuild it every round
-            grown = torch.arange(-(-high // 1024) * 1024, dtype=self._inverse.dtype)
-            angle = grown[:, None] * self._inverse
-            self._table = torch.stack([angle.cos(), angle.sin()], dim=1).to(positions.device)
+        if self._table.device != positions.device:
+            self._table = self._table.to(positions.device)
+        while high > len(self._table):
+            # grown in steps of one size, each computed once: a position's angles never change, not even in the last
+            # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
+            step = torch.arange(len(self._table), len(self._table) + STEP, dtype=self._inverse.dtype)
+            angle = step[:, None] * self._inverse
+            grown = torch.stack([angle.cos(), angle.sin()], dim=1).to(positions.device)
+            self._table = torch.cat([self._table, grown])
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
 

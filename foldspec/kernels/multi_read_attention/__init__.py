@@ -16,6 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from foldspec.kernels.library import Library
+
 __all__ = ["Attention", "Entries", "Facts", "Output", "ReadArgs", "candidates"]
 
 
@@ -72,11 +74,13 @@ class Facts(NamedTuple):
 Attention: TypeAlias = Callable[[Sequence[Sequence[ReadArgs]]], list[Output]]
 
 
-def candidates() -> list[tuple[str, Callable[[Facts], str | None], Attention]]:
+def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Attention]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.multi_read_attention import cpu, reference
+    from foldspec.kernels.multi_read_attention import cpu, native, reference
 
+    compiled = native.NativeAttention(library)
     return [
+        ("native", compiled.supports, compiled),
         ("cpu", cpu.supports, cpu.multi_read_attention),
         ("reference", reference.supports, reference.multi_read_attention),
     ]

@@ -1,0 +1,114 @@
+"""Builds ``csrc/`` into one shared library, at first use, with the system's C++ compiler.
+
+The library is kept in a cache folder under a name made of everything that decides its contents: sources, compiler,
+flags, CPU. It is compiled beside its final place and moved there in one step, under a lock, so that processes that
+start together build it once and none ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+__all__ = ["BuildError", "build", "compiler_command", "csrc_path", "library_name"]
+
+COMPILERS = ("c++", "g++", "clang++")
+# No -march: every source holds code for each instruction set and picks at run time. Contraction off and no fast-math:
+# what a source adds up, and in which order, is what runs.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-w")
+SECONDS = 300  # a compiler, or another process that holds the lock, gets this long
+
+# What helps where there is no working compiler.
+INSTALL = "install g++ or clang++, or name a compiler in CXX"
+
+
+class BuildError(Exception):
+    """Why there is no library, in a few words; ``do`` is the remedy."""
+
+    def __init__(self, what: str, do: str = INSTALL) -> None:
+        super().__init__(what)
+        self.do = do
+
+
+def csrc_path() -> Path:
+    """``csrc/``: inside the package when installed from a wheel, else at the top of the checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "csrc"
+    return inside if inside.exists() else package.parent / "csrc"
+
+
+def compiler_command(named: str | None) -> list[str]:
+    """The compiler and its own arguments: ``named``, else the first that is on the path. Raises :class:`BuildError`."""
+    if named:
+        words = shlex.split(named)
+        if not words or shutil.which(words[0]) is None:
+            raise BuildError(f"the compiler {named!r} was not found")
+        return words
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise BuildError("no C++ compiler was found")
+
+
+def library_name(compiler: list[str], csrc: Path) -> str:
+    """The file name that stands for these sources, this compiler, these flags and this CPU."""
+    digest = hashlib.sha256()
+    for source in sorted(csrc.glob("*.[ch]*")):
+        digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
+    for part in (_run([*compiler, "--version"]), " ".join([*compiler, *FLAGS]), _cpu()):
+        digest.update(f"\0{part}".encode())
+    return f"foldspec-{digest.hexdigest()[:24]}.so"
+
+
+def build(folder: Path, compiler: list[str], csrc: Path) -> Path:
+    """The library in ``folder``, compiled if it is not there yet.
+
+    Raises :class:`BuildError` if the compiler fails, :class:`OSError` if the folder cannot be written.
+    """
+    path = folder / library_name(compiler, csrc)
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / f".{path.name}.lock", timeout=SECONDS):
+            if not path.exists():
+                unfinished = folder / f".{path.name}.{os.getpid()}"
+                try:
+                    _run([*compiler, *FLAGS, *map(str, sorted(csrc.glob("*.cpp"))), "-o", str(unfinished)])
+                    if not unfinished.exists():
+                        raise BuildError(f"{compiler[0]} made no library")
+                    os.replace(unfinished, path)
+                finally:
+                    unfinished.unlink(missing_ok=True)
+    except Timeout:
+        raise BuildError(f"another process has been building for {SECONDS} s", do=f"delete {folder}") from None
+    return path
+
+
+def _run(command: list[str]) -> str:
+    """What a compiler says. Raises :class:`BuildError` with its first complaint."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} does not run ({error})") from None
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        complaint = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it says nothing")
+        raise BuildError(f"{command[0]} failed with status {done.returncode} ({complaint[:160]})")
+    return done.stdout
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.system()} {platform.machine()} {flags}"

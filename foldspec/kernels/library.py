@@ -1,0 +1,106 @@
+"""The compiled kernels of ``csrc/`` in this process, or the reason why there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from foldspec.kernels.build import BuildError, build, compiler_command, csrc_path
+
+__all__ = ["Library", "instruction_sets"]
+
+# as csrc/common.h numbers them; in order of preference
+INSTRUCTION_SETS = {"avx512": 2, "avx2": 1, "neon": 3, "portable": 0}
+
+
+class Library:
+    """Built and loaded when it is first asked for; what is found then stays.
+
+    ``folder`` is where built libraries are kept; ``compiler`` names one in place of the first on the path (a value of
+    CXX). ``instructions`` forces one of :data:`INSTRUCTION_SETS`; None takes the best that this CPU runs. Without a
+    folder there is no library, and every operator runs on torch.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        compiler: str | None = None,
+        *,
+        instructions: str | None = None,
+        csrc: Path | None = None,
+    ) -> None:
+        self._folder, self._compiler, self._csrc = folder, compiler, csrc or csrc_path()
+        self._instructions = instructions
+        self._loaded: ctypes.CDLL | None = None
+        self._tried = False
+        self._reason: str | None = None
+        self.isa = 0
+        self.notice: str | None = None  # one line for the user, once there is something to tell
+
+    @property
+    def reason(self) -> str | None:
+        """None if the library is there, else why not, in a few words. The first call may compile."""
+        if not self._tried:
+            self._tried = True
+            try:
+                self._load()
+            except BuildError as error:
+                self._reason = f"not compiled: {error}"
+                if self._folder is not None:
+                    self.notice = f"no compiled kernels ({error}); torch does their work, slower; {error.do}"
+        return self._reason
+
+    def function(self, name: str, arguments: list[Any]) -> Any:
+        """The exported function ``foldspec_NAME``, which returns nothing. Only when :attr:`reason` is None."""
+        assert self.reason is None and self._loaded is not None
+        function = self._loaded[f"foldspec_{name}"]
+        function.argtypes, function.restype = arguments, None
+        return function
+
+    def _load(self) -> None:
+        if self._folder is None:
+            raise BuildError("no folder to build in was named")
+        command = compiler_command(self._compiler)
+        try:
+            self._loaded = _open(build(self._folder, command, self._csrc))
+        except OSError as error:  # a cache that cannot be written, or that nothing can be run from
+            self._loaded = _in_passing(command, self._csrc)
+            self.notice = (
+                f"compiled kernels cannot be kept in {self._folder} ({error.strerror or error}), so every start "
+                "compiles them; name a folder you can write to in FOLDSPEC_CACHE"
+            )
+        able = instruction_sets(self._loaded)
+        if self._instructions is not None and self._instructions not in able:
+            raise BuildError(f"this CPU does not run {self._instructions}")
+        self.isa = INSTRUCTION_SETS[self._instructions or able[0]]
+
+
+def instruction_sets(library: ctypes.CDLL) -> list[str]:
+    """What this CPU runs of :data:`INSTRUCTION_SETS`, best first."""
+    return [name for name, number in INSTRUCTION_SETS.items() if library.foldspec_runs_here(number)]
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Load a library and look for what it must have. Raises :class:`OSError` if it cannot be loaded."""
+    library = ctypes.CDLL(str(path))
+    if not hasattr(library, "foldspec_runs_here"):
+        raise BuildError("the compiler made a library without its functions")
+    return library
+
+
+def _in_passing(command: list[str], csrc: Path) -> ctypes.CDLL:
+    """A library for this process alone: its file is gone again as soon as it is loaded."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="foldspec-"))
+        try:
+            return _open(build(folder, command, csrc))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise BuildError(
+            f"neither the cache nor a temporary folder will do ({error.strerror or error})",
+            do="name a folder you can write to in FOLDSPEC_CACHE",
+        ) from None
