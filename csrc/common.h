@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -51,9 +52,9 @@ inline bool runs_here(int isa) {
 
 // ---- threads ---------------------------------------------------------------------------------------------------------
 
-// Runs parts of a job on the calling thread and on sleeping helpers. Parts are handed out one by one, so that a helper
-// that another process has pushed off its core holds up one part only. No OpenMP: torch brings a runtime of its own, and
-// two of them on the same cores spin against each other.
+// Runs the parts of a job on the calling thread and on sleeping helpers. Parts are handed out one by one, so that a
+// helper that another process has pushed off its core holds up one part only. No OpenMP: torch brings a runtime of its
+// own, and two of them on the same cores spin against each other.
 class Pool {
  public:
   static Pool& here() {
@@ -75,7 +76,10 @@ class Pool {
     const int helpers = static_cast<int>(std::min<int64_t>(threads, parts)) - 1;
     {
       std::lock_guard<std::mutex> lock(state_);
-      while (static_cast<int>(started_) < helpers) std::thread(&Pool::help, this, started_++).detach();
+      try {
+        for (; started_ < helpers; started_++) std::thread(&Pool::help, this, started_).detach();
+      } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+      }
       part_ = &part;
       parts_ = parts;
       wanted_ = helpers;

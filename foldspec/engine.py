@@ -17,7 +17,7 @@ from foldspec.loading import Progress, find_pair, load_pair
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece, PointMass
 from foldspec.report import environment
-from foldspec.resources import Prefix, Resources, pick_device
+from foldspec.resources import Prefix, Resources, choose_operators, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
 from foldspec.text.chat import need_template
@@ -83,6 +83,10 @@ class Engine:
             weights=engine_options.weights,
             kernels=kernels,
             progress=progress,
+        )
+        spec = found.model.cache_spec(resources.dtype)
+        choose_operators(
+            kernels, device, resources.dtype, found.model.head_weight.dtype, (spec.key_width, spec.value_width)
         )
         return cls(resources, method)
 

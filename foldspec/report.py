@@ -13,12 +13,11 @@ from foldspec.acceptance import RULES
 from foldspec.checkpoints.registry import load_registry
 from foldspec.context import METHODS
 from foldspec.drafters import ARCHITECTURES as DRAFTERS
-from foldspec.kernels import linear, multi_read_attention, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, held_dtype, is_local
 from foldspec.models.base import ARCHITECTURES as TARGETS
 from foldspec.options import EngineOptions
-from foldspec.resources import pick_context, pick_device, pick_dtype
+from foldspec.resources import choose_operators, pick_context, pick_device, pick_dtype
 
 __all__ = ["check", "environment", "known"]
 
@@ -58,7 +57,7 @@ def check(
     kernels, device = Kernels.of(options), pick_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    dtype, held, widths, about = torch.float32, torch.bfloat16, (64, 64), None
+    dtype, held, widths, about = torch.float32, torch.float32, (64, 64), None
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
@@ -82,10 +81,7 @@ def check(
                 "taps": list(found.network.facts.taps),
                 "verdict": "the drafter was made for this target",
             }
-    # an operator chooses when it first runs; here each is asked beforehand
-    kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
-    kernels.choose("linear", linear.Facts(device.type, dtype, held))
-    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    choose_operators(kernels, device, dtype, held, widths)
     return {"environment": environment(device, kernels), "pair": about, "notices": list(kernels.notices)}
 
 

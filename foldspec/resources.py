@@ -16,12 +16,13 @@ from foldspec.context import make_method
 from foldspec.context.reader import ContextReader
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
+from foldspec.kernels import linear, multi_read_attention, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.schedule.prefill import prefill
 
-__all__ = ["Prefix", "Resources", "pick_context", "pick_device", "pick_dtype"]
+__all__ = ["Prefix", "Resources", "choose_operators", "pick_context", "pick_device", "pick_dtype"]
 
 REQUESTS = 2  # full-length requests that the pools hold: one kept prefix, and one that runs
 
@@ -178,6 +179,16 @@ class Resources:
             self.close(request, drafter)
             raise
         return Prefix(prompt, logits, time.perf_counter() - start, request, self)
+
+
+def choose_operators(
+    kernels: Kernels, device: torch.device, dtype: torch.dtype, held: torch.dtype, widths: tuple[int, int] = (64, 64)
+) -> None:
+    """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
+    choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
+    kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
+    kernels.choose("linear", linear.Facts(device.type, dtype, held))
+    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
 
 
 def pick_device(name: str) -> torch.device:

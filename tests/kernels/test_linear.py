@@ -1,0 +1,146 @@
+"""The compiled products and gates: right to float64 over odd shapes, nothing read or written outside, and a row's bits
+the same whatever the other rows and the threads."""
+
+from __future__ import annotations
+
+import ctypes
+
+import native
+import pytest
+import torch
+from native import INSTRUCTIONS, ROWS, guarded, kernels, margins
+
+from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.library import Library
+from foldspec.kernels.linear import Facts
+
+# rows, out, in: tails of every vector width, odd columns, tiles that are not full, a band's edge (24)
+SHAPES = [(1, 1, 1), (5, 7, 13), (8, 3, 16), (16, 24, 17), (33, 50, 31), (7, 25, 100), (2, 49, 576), (12, 72, 64)]
+HELD = (torch.float32, torch.bfloat16)
+
+
+def drawn(rows: int, out: int, width: int, held: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, weight, bias between NaN."""
+    draw = torch.Generator().manual_seed(rows * out + width)
+    x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((rows, width), (out, width), (out,)))
+    return guarded(x), guarded(weight.to(held)), guarded(bias)
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_the_product_is_right(instructions: str, shape: tuple[int, int, int], held: torch.dtype) -> None:
+    x, weight, bias = drawn(*shape, held)
+    plain = x.double() @ weight.double().T
+    run = kernels(instructions)
+    for b, wanted in ((None, plain), (bias, plain + bias.double())):
+        y = run.linear(x, weight, b)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y.double(), wanted, atol=3e-6 * shape[2] ** 0.5, rtol=0)
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_nothing_is_written_outside(instructions: str, held: torch.dtype) -> None:
+    """A kernel for 8 rows that is given 5 must not write 8."""
+    kernels(instructions)
+    library = native.library(instructions)
+    for rows, out, width in SHAPES:
+        x, weight, _ = drawn(rows, out, width, held)
+        y = guarded(torch.zeros(rows, out), fill=-7.0)
+        arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 3
+        run = library.function("linear", arguments)
+        half = int(held == torch.bfloat16)
+        run(x.data_ptr(), weight.data_ptr(), None, y.data_ptr(), rows, out, width, half, 2, library.isa)
+        assert bool((margins(y) == -7.0).all()) and bool(y.isfinite().all())
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_a_row_has_the_same_bits_alone_and_among_others(instructions: str, held: torch.dtype) -> None:
+    run = kernels(instructions)
+    x, weight, bias = drawn(40, 101, 147, held)
+    torch.set_num_threads(1)
+    alone = torch.cat([run.linear(x[i : i + 1], weight, bias) for i in range(40)])
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        for rows in ROWS:
+            for start in (0, 40 - rows):
+                assert torch.equal(run.linear(x[start : start + rows], weight, bias), alone[start : start + rows])
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+def test_threads_share_a_product_large_enough_to_be_shared(held: torch.dtype) -> None:
+    run = kernels("portable")
+    x, weight, bias = drawn(3, 4000, 500, held)
+    outs = []
+    for threads in (1, 2, 3, 2, 7):
+        torch.set_num_threads(threads)
+        outs += [run.linear(x, weight, bias) for _ in range(5)]
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_rows_and_weights_may_be_views() -> None:
+    run = kernels("portable")
+    x, weight, _ = drawn(6, 9, 20, torch.float32)
+    wanted = run.linear(x[::2, :10].clone(), weight[1::2, 5:15].clone())
+    assert torch.equal(run.linear(x[::2, :10], weight[1::2, 5:15]), wanted)
+    assert run.linear(x[:0], weight).shape == (0, 9)
+
+
+def test_the_definition_widens_what_is_held_narrow() -> None:
+    x, weight, bias = drawn(4, 6, 8, torch.bfloat16)
+    y = Kernels("reference").linear(x, weight, bias)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, weight.float(), bias), atol=0, rtol=0)
+
+
+def test_what_does_not_fit_runs_on_torch_and_says_why() -> None:
+    chosen = Kernels("auto", native.library("portable"))
+    for facts, reason in (
+        (Facts("cuda", torch.bfloat16, torch.bfloat16), "runs on a CPU, not on cuda"),
+        (Facts("cpu", torch.float64, torch.float64), "computes in float32, not in float64"),
+        (Facts("cpu", torch.float32, torch.float16), "takes weights as float32 or bfloat16, not float16"),
+    ):
+        chosen.choose("linear", facts)
+        assert chosen.choices[-1] == ("linear", "reference", (("native", reason),))
+        assert not chosen.compiles("linear", facts)
+    assert Kernels().notices == ()
+    without = Kernels("auto", Library(None))
+    without.choose("linear", Facts("cpu", torch.float32, torch.float32))
+    assert without.choices[-1].refused == (("native", "not compiled: no folder to build in was named"),)
+
+
+# ------------------------------------------------------------------------------------------------------------ silu_mul
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_the_gate_is_right_at_every_size(instructions: str) -> None:
+    run = kernels(instructions)
+    for count in (1, 3, 7, 8, 15, 16, 17, 100, 1531):
+        x, up, _ = drawn(2, 1, count, torch.float32)
+        gate = 8 * x[:1]
+        y = run.silu_mul(gate, up)
+        wanted = gate.double() * torch.sigmoid(gate.double()) * up.double()
+        torch.testing.assert_close(y.double(), wanted, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_the_gate_of_extremes(instructions: str) -> None:
+    run = kernels(instructions)
+    gate = torch.tensor([-1e30, -200.0, -88.5, -0.0, 0.0, 88.5, 200.0, 1e30, torch.inf, torch.nan])
+    y = run.silu_mul(gate, torch.ones(10))
+    assert y[:5].abs().max() < 1e-6 and torch.equal(y[5:9], gate[5:9]) and bool(y[9].isnan())
+
+
+@pytest.mark.parametrize("width", [48, 40, 577, 1531, 16384])
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_the_gate_of_a_row_has_the_same_bits_among_others(instructions: str, width: int) -> None:
+    """As torch's does not, where widths leave a remainder."""
+    run = kernels(instructions)
+    draw = torch.Generator().manual_seed(width)
+    gate, up = (3 * torch.randn(33, width, generator=draw) for _ in range(2))
+    alone = torch.cat([run.silu_mul(gate[i : i + 1], up[i : i + 1]) for i in range(33)])
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        for rows in ROWS:
+            assert torch.equal(run.silu_mul(gate[:rows], up[:rows]), alone[:rows])

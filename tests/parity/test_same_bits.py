@@ -1,0 +1,144 @@
+"""Verification is plain decoding, bit for bit: the logits and taps of a block of rows equal those of the same tokens
+one by one, through a whole model, so that greedy output with speculation is plain decoding's by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from native import INSTRUCTIONS, ROWS, kernels
+
+from foldspec import Engine
+from foldspec.cache.paged import PagedCache
+from foldspec.checkpoints.weights import load_into, read_headers
+from foldspec.models.base import LanguageModel, model_class
+from foldspec.models.config import ModelConfig
+from foldspec.models.layers import matrices
+
+HELD = (torch.float32, torch.bfloat16)
+
+
+def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
+    config, weights = ModelConfig.read(folder), read_headers(folder)
+    model = model_class(config).from_config(config, tuple(weights.entries), kernels(instructions))
+    load_into(
+        model,
+        weights,
+        dtype=torch.float32,
+        device="cpu",
+        held=held,
+        matrices=matrices(model),
+        rename=model.parameter_name,
+    )
+    return model
+
+
+def one_by_one(model: LanguageModel, cache: PagedCache, ids: Sequence[int], taps: Sequence[int]) -> list[torch.Tensor]:
+    """Logits, then the taps, of tokens decoded one at a time after what request 0 holds, and then taken back."""
+    start = cache.tables.length(0)
+    outputs = [tiny.forward(model, cache, [[i]], [0], taps) for i in ids]
+    cache.truncate(0, start)
+    return [
+        torch.cat([o.logits for o in outputs]),
+        *(torch.cat([o.taps[i] for o in outputs]) for i in range(len(taps))),
+    ]
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_rows_of_a_tiny_llama(instructions: str, held: torch.dtype, tmp_path: Path) -> None:
+    """Widths that no vector divides; prompts that end before, at and after the edge of a page and of a key block."""
+    config = tiny.changed(tiny.TARGET, hidden_size=36, intermediate_size=53, num_attention_heads=6, head_dim=10)
+    model = loaded(tiny.write_target(tmp_path, config), instructions, held)
+    taps = (0, 2)
+    for n in (1, 15, 16, 60, 64, 130):
+        cache = tiny.paged_cache(model)
+        cache.open(0)
+        tiny.forward(model, cache, [tiny.prompt(n)], [0])
+        ids = tiny.prompt(max(ROWS), seed=1)
+        torch.set_num_threads(1)
+        wanted = one_by_one(model, cache, ids, taps)
+        for rows in ROWS:
+            torch.set_num_threads(1 + rows % 3)
+            output = tiny.forward(model, cache, [ids[:rows]], [0], taps)
+            cache.truncate(0, n)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found, expected[:rows]), (n, rows)
+
+
+def test_rows_of_several_requests_do_not_meet(tmp_path: Path) -> None:
+    model = loaded(tiny.write_target(tmp_path), "portable", torch.float32)
+    cache = tiny.paged_cache(model)
+    lengths, blocks = (3, 70, 17), (5, 1, 8)
+    for request, n in enumerate(lengths):
+        cache.open(request)
+        tiny.forward(model, cache, [tiny.prompt(n, seed=request)], [request])
+    pieces = [tiny.prompt(count, seed=9) for count in blocks]
+    together = tiny.forward(model, cache, pieces, [0, 1, 2]).logits.split(blocks)
+    for request, n in enumerate(lengths):
+        cache.truncate(request, n)
+        assert torch.equal(tiny.forward(model, cache, [pieces[request]], [request]).logits, together[request])
+
+
+def test_a_prompt_in_chunks_is_the_prompt_at_once(tmp_path: Path) -> None:
+    model = loaded(tiny.write_target(tmp_path), "portable", torch.float32)
+    cache = tiny.paged_cache(model)
+    ids = tiny.prompt(300)
+    cache.open(0)
+    whole = tiny.forward(model, cache, [ids], [0]).logits
+    cache.open(1)
+    pieces = [tiny.forward(model, cache, [ids[a:b]], [1]).logits for a, b in ((0, 7), (7, 100), (100, 299), (299, 300))]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", HELD, ids=str)
+def test_rows_of_the_real_target(held: torch.dtype, embedded: Path) -> None:
+    best = next(i for i in INSTRUCTIONS if i in runnable())
+    model = loaded(embedded, best, held)
+    taps = (1, 14, 28)
+    for n in (255, 1030):
+        cache = tiny.paged_cache(model, pages=8, page_size=256)
+        cache.open(0)
+        tiny.forward(model, cache, [tiny.prompt(n, model.vocabulary)], [0])
+        ids = tiny.prompt(16, model.vocabulary, seed=1)
+        wanted = one_by_one(model, cache, ids, taps)
+        for rows in range(1, 17):
+            output = tiny.forward(model, cache, [ids[:rows]], [0], taps)
+            cache.truncate(0, n)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found, expected[:rows]), (n, rows)
+
+
+def runnable() -> set[str]:
+    import native
+
+    return {name for name in INSTRUCTIONS if native.library(name).reason is None}
+
+
+# ------------------------------------------------------------------------------------------------ how weights are held
+
+
+@pytest.mark.slow
+def test_the_real_pair_is_held_as_bfloat16_unless_told_otherwise(embedded: Path) -> None:
+    found = {}
+    for weights in ("auto", "bfloat16", "float32"):
+        with Engine.load(target=str(embedded), drafter="none", device="cpu", weights=weights, max_context=64) as engine:
+            assert engine.settings()["dtype"] == "float32"
+            model = engine._resources.found.model
+            assert model.head_weight.dtype == getattr(torch, engine.settings()["weights"])
+            assert {p.dtype for name, p in model.named_parameters() if "norm" in name} == {torch.float32}
+            found[weights] = engine.settings()["weights"], engine.generate(tiny.prompt(9)).token_ids[:8]
+    assert found["auto"] == found["bfloat16"] and found["auto"][0] == "bfloat16"
+    assert found["float32"] == ("float32", found["auto"][1])  # the same numbers: bf16 is exact in fp32
+
+
+def test_a_float32_checkpoint_is_not_narrowed_unless_asked(tmp_path: Path) -> None:
+    target = tiny.write_target(tmp_path)
+    for weights, held in (("auto", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+        with Engine.load(target=str(target), drafter="none", device="cpu", weights=weights, max_context=64) as engine:
+            assert engine.settings()["weights"] == held
+            assert len(engine.generate(tiny.prompt(9)).token_ids) > 0
