@@ -50,7 +50,7 @@ inline bool runs_here(int isa) {
   }
 }
 
-// ---- threads ---------------------------------------------------------------------------------------------------------
+// ---- threads -------------------------------------------------------------------------------------------------------
 
 // Runs the parts of a job on the calling thread and on sleeping helpers. Parts are handed out one by one, so that a
 // helper that another process has pushed off its core holds up one part only. No OpenMP: torch brings a runtime of its
@@ -61,7 +61,7 @@ class Pool {
     static std::mutex guard;
     static Pool* pool = nullptr;
     std::lock_guard<std::mutex> lock(guard);
-    // never destroyed (helpers may outlive main); after a fork the helpers are gone, so a child starts its own
+    // never destroyed, since helpers may outlive main; after a fork they are gone, and a child starts its own
     if (pool == nullptr || pool->owner_ != getpid()) pool = new Pool;
     return *pool;
   }

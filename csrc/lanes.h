@@ -1,5 +1,5 @@
-// One vector of W floats and what the kernels do with it, for the instruction set that each_isa.h is at. No guard: it is
-// included once for each.
+// One vector of W floats and what the kernels do with it, for the instruction set that each_isa.h is at. No guard: it
+// is included once for each.
 namespace foldspec {
 namespace LANES {
 

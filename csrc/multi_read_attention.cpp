@@ -1,5 +1,5 @@
-// Multi-read attention (foldspec/kernels/multi_read_attention): rows of a block read runs of cache slots; the reads of a
-// row are merged by mass ** exponent.
+// Multi-read attention (foldspec/kernels/multi_read_attention): rows of a block read runs of cache slots; the reads of
+// a row are merged by mass ** exponent.
 //
 // A row's result is made of pieces that depend on nothing but the row and the entries it sees: blocks of BLOCK columns
 // and chunks of CHUNK columns, both counted from column 0 of the read's entry sequence. Inside a block every score is
@@ -93,7 +93,8 @@ LANES_INLINE void ask(const float* row, int64_t width) {
   for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
 }
 
-// keys[0 .. count-1] -> turned[i * BLOCK + j]; columns beyond `count` are zeros up to a whole vector.
+// keys[0 .. count-1] -> turned[i * BLOCK + j]; columns beyond `count` are zeros up to a whole vector. Meanwhile asks
+// memory for `coming`, the keys of the next block.
 static void turn(const float* const* keys, const float* const* coming, int count, int64_t width, float* turned) {
   const int padded = static_cast<int>(vectors(count)) * W;
   int j = 0;
@@ -115,8 +116,10 @@ static void turn(const float* const* keys, const float* const* coming, int count
       for (int t = 0; t < 4; t++) turned[i * BLOCK + j + t] = keys[j + t][i];
   }
 #endif
-  for (; j < count; j++)
+  for (; j < count; j++) {
+    ask(coming[j], width);
     for (int64_t i = 0; i < width; i++) turned[i * BLOCK + j] = keys[j][i];
+  }
   for (; j < padded; j++)
     for (int64_t i = 0; i < width; i++) turned[i * BLOCK + j] = 0;
 }
@@ -180,7 +183,7 @@ static float soften(float* scores, int low, int high, int used, float scale, Mas
 }
 
 // out[r] += sum_j p[r][j] * value_j over columns low .. high-1, for R queries and C vectors of the value's width, the
-// last of them `rest` lanes wide.
+// last of them `rest` lanes wide. Asks memory for `coming`, the values of the next block, if there are any.
 template <int R, int C>
 static void weigh_tile(
     const float* p, const float* const* values, const float* const* coming, int low, int high, float* const* out,
@@ -298,8 +301,10 @@ static void chunk(
           default: weigh<2>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width);
         }
       } else {
-        for (int r = 0; r < count; r++)
-          weigh<1>(scores + r * BLOCK, values, i + r ? nullptr : coming, lows[r], highs[r], to_out + r, shape.value_width);
+        for (int r = 0; r < count; r++) {
+          const float* const* ahead = i + r ? nullptr : coming;
+          weigh<1>(scores + r * BLOCK, values, ahead, lows[r], highs[r], to_out + r, shape.value_width);
+        }
       }
     }
   }

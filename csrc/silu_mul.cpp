@@ -1,5 +1,5 @@
-// y = gate / (1 + exp(-gate)) * up, element by element. torch's silu gives the last elements of a range another exp than
-// the others, so that a row's bits depend on the rows around it; here every element goes the same way.
+// y = gate / (1 + exp(-gate)) * up, element by element. torch's silu gives the last elements of a range another exp
+// than the others, so that a row's bits depend on the rows around it; here every element goes the same way.
 #ifndef LANES
 
 #include "common.h"

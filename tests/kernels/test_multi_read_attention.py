@@ -341,7 +341,7 @@ def test_the_first_that_fits_runs_and_is_chosen_once() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, cpu, reference"):
+    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, cpu, native, reference"):
         Kernels("fast")
 
 
