@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from equality import METHODS, Difference, Prompt, compare, judge, prompts
+from equality import METHODS, Difference, Prompt, compare, prompts
 
 from foldspec import Engine
 
@@ -54,4 +54,4 @@ def test_every_method_equals_plain_decoding_on_real_text() -> None:
             compared += count
             if difference is not None:
                 differences.append(difference)
-    assert judge(differences, compared)
+    assert compared > 400 and differences == []  # with compiled kernels nothing is excused

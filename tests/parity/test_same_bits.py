@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from native import INSTRUCTIONS, ROWS, kernels
+from native import INSTRUCTIONS, ROWS, kernels, library
 
 from foldspec import Engine
 from foldspec.cache.paged import PagedCache
 from foldspec.checkpoints.weights import load_into, read_headers
+from foldspec.errors import UsageError
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import matrices
@@ -114,9 +115,7 @@ def test_rows_of_the_real_target(held: torch.dtype, embedded: Path) -> None:
 
 
 def runnable() -> set[str]:
-    import native
-
-    return {name for name in INSTRUCTIONS if native.library(name).reason is None}
+    return {name for name in INSTRUCTIONS if library(name).reason is None}
 
 
 # ------------------------------------------------------------------------------------------------ how weights are held
@@ -142,3 +141,25 @@ def test_a_float32_checkpoint_is_not_narrowed_unless_asked(tmp_path: Path) -> No
         with Engine.load(target=str(target), drafter="none", device="cpu", weights=weights, max_context=64) as engine:
             assert engine.settings()["weights"] == held
             assert len(engine.generate(tiny.prompt(9)).token_ids) > 0
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("float32", "bfloat16"), ("bfloat16", "float16")])
+def test_weights_that_the_arithmetic_does_not_take_are_refused(weights: str, dtype: str, tmp_path: Path) -> None:
+    target = tiny.write_target(tmp_path)
+    with pytest.raises(UsageError, match=f"--weights: {weights} weights do not go with {dtype} arithmetic on cpu"):
+        Engine.load(target=str(target), drafter="none", device="cpu", weights=weights, dtype=dtype)
+    with pytest.raises(UsageError, match="weights: must be one of auto, float32, bfloat16"):
+        Engine.load(target=str(target), drafter="none", device="cpu", weights="int8")
+
+
+def test_without_a_compiler_weights_may_still_be_held_narrow(tmp_path: Path) -> None:
+    """Slowly, and with the same numbers as far as torch gives them."""
+    target = tiny.write_target(tmp_path)
+    ids = []
+    for compiler in ("no-such-compiler", None):
+        with Engine.load(
+            target=str(target), drafter="none", device="cpu", weights="bfloat16", max_context=64, compiler=compiler
+        ) as engine:
+            assert bool(engine.notices) == (compiler is not None)
+            ids.append(engine.generate(tiny.prompt(9)).token_ids[:8])
+    assert ids[0] == ids[1]

@@ -40,6 +40,23 @@ def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     }
 
 
+def test_matrices_may_be_held_narrower_than_the_rest(tmp_path):
+    saved = tensors()
+    save_file(saved, tmp_path / "model.safetensors")
+    net = meta()
+    W.load_into(
+        net,
+        W.read_headers(tmp_path),
+        dtype=torch.float32,
+        device="cpu",
+        held=torch.bfloat16,
+        matrices={"inner.weight"},
+        integer={"d2t"},
+    )
+    assert torch.equal(net.inner.weight, saved["inner.weight"].bfloat16())
+    assert torch.equal(net.inner.bias, saved["inner.bias"]) and torch.equal(net.scale, saved["scale"])
+
+
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 def test_every_value_arrives_cast(tmp_path, kept, held):
