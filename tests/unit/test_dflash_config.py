@@ -16,6 +16,7 @@ from foldspec.context.base import DrafterLayer
 from foldspec.drafters import ARCHITECTURES, make_network
 from foldspec.drafters.dflash import DFlashConfig
 from foldspec.errors import CheckpointError, PairError
+from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
 from foldspec.models.rope import Rope
 
@@ -36,7 +37,7 @@ def with_drafter(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def refuses(config: dict[str, Any], message: str, tensors: tuple[str, ...] = ()) -> None:
     with pytest.raises(CheckpointError, match=message) as error:
-        make_network(ModelConfig(config, "config.json"), tensors)
+        make_network(ModelConfig(config, "config.json"), tensors, Kernels())
     assert "config.json" in str(error.value)
 
 
@@ -109,7 +110,7 @@ def test_layer_kinds(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("own", [(), ("embed_tokens.weight",), ("lm_head.weight",)])
 def test_embedding_and_head_exist_by_presence(name: str, own: tuple[str, ...]) -> None:
-    network = make_network(ModelConfig(FORMATS[name], "config.json"), own)
+    network = make_network(ModelConfig(FORMATS[name], "config.json"), own, Kernels())
     state = network.state_dict()
     assert {key for key in ("embed_tokens.weight", "lm_head.weight") if key in state} == set(own)
     assert all(state[key].shape == (128, 32) for key in own)
@@ -117,7 +118,8 @@ def test_embedding_and_head_exist_by_presence(name: str, own: tuple[str, ...]) -
 
 @pytest.mark.parametrize("head", [(), ("lm_head.weight",)])
 def test_a_restricted_vocabulary(head: tuple[str, ...]) -> None:
-    network = make_network(ModelConfig({**tiny.DEEPSPEC, "draft_vocab_size": 40}, "config.json"), ("d2t", *head))
+    config = ModelConfig({**tiny.DEEPSPEC, "draft_vocab_size": 40}, "config.json")
+    network = make_network(config, ("d2t", *head), Kernels())
     assert network.state_dict()["d2t"].shape == (40,) and network.state_dict()["d2t"].dtype == torch.int64
     assert network.integer == {"d2t"}
     if head:
@@ -127,7 +129,7 @@ def test_a_restricted_vocabulary(head: tuple[str, ...]) -> None:
 def test_the_tensors_are_those_of_the_specification() -> None:
     """58 of a five-layer z-lab drafter; with biases, one on each of the four projections."""
     config = {**tiny.ZLAB, "num_hidden_layers": 5}
-    shapes = {k: tuple(t.shape) for k, t in make_network(ModelConfig(config, ""), ()).state_dict().items()}
+    shapes = {k: tuple(t.shape) for k, t in make_network(ModelConfig(config, ""), (), Kernels()).state_dict().items()}
     assert len(shapes) == 58
     assert shapes["fc.weight"] == (32, 2 * 32) and shapes["hidden_norm.weight"] == shapes["norm.weight"] == (32,)
     attention = {
@@ -141,10 +143,10 @@ def test_the_tensors_are_those_of_the_specification() -> None:
         "q_norm.weight": (12,),
         "k_norm.weight": (12,),
     }
-    biased = make_network(ModelConfig({**config, "attention_bias": True}, ""), ()).state_dict()
+    biased = make_network(ModelConfig({**config, "attention_bias": True}, ""), (), Kernels()).state_dict()
     assert len(biased) == 58 + 5 * 4
     deepspec = make_network(
-        ModelConfig({**tiny.DEEPSPEC, "num_hidden_layers": 5}, ""), ("embed_tokens.weight", "lm_head.weight")
+        ModelConfig({**tiny.DEEPSPEC, "num_hidden_layers": 5}, ""), ("embed_tokens.weight", "lm_head.weight"), Kernels()
     )
     assert len(deepspec.state_dict()) == 60
 
@@ -317,4 +319,5 @@ def test_draft_ids_outside_the_target(tmp_path: Path) -> None:
 def test_a_config_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny.ZLAB))
     config = ModelConfig.read(tmp_path)
-    assert read(config.values).block == 5 and make_network(config, ()).facts.where == str(tmp_path / "config.json")
+    assert read(config.values).block == 5
+    assert make_network(config, (), Kernels()).facts.where == str(tmp_path / "config.json")
