@@ -25,7 +25,7 @@ def test_check_of_a_pair() -> None:
     assert pair["architecture"] == "LlamaForCausalLM" and pair["drafter architecture"] == "DFlashDraftModel"
     assert pair["block"] == 6 and pair["taps"] == [0, 1, 2] and pair["stop ids"] == [2, 3] and pair["context"] == 2048
     assert "made for this target" in pair["verdict"]
-    assert env["foldspec"] == foldspec.__version__ and env["kernels"]["multi_read_attention"]["runs"] == "cpu"
+    assert env["foldspec"] == foldspec.__version__ and env["kernels"]["multi_read_attention"]["runs"] == "native"
     text = main("check", *pair_words())
     assert text.code == 0 and text.err == ""
     for line in ("environment", "pair", "  block: 6", "  stop ids: [2, 3]", "    multi_read_attention:"):

