@@ -75,7 +75,7 @@ static void strip(
   // it asks for the columns some 16 kB on. The tiles after it find the band in the cache. For 8 rows that is 26 ms in
   // place of 38 (the same weights and core).
   const int64_t step = wide * K, far = 16384 / static_cast<int64_t>(sizeof(T));
-  const int64_t ahead = fresh ? step * ((far + step - 1) / step) : 0;
+  const int64_t ahead = fresh && step > 0 ? step * ((far + step - 1) / step) : 0;
   int64_t n = 0;
   for (; n + wide <= count; n += wide) tile<R, wide>(x, w + n * K, bias ? bias + n : nullptr, y + n, K, ldy, ahead);
   for (; n < count; n++) tile<R, 1>(x, w + n * K, bias ? bias + n : nullptr, y + n, K, ldy, 0);

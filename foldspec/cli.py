@@ -359,7 +359,9 @@ def _notices(lines: Sequence[str]) -> None:
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not value:
+            yield f"{key}: none"
+        elif isinstance(value, dict):
             yield f"{key}:"
             yield from (f"  {line}" for line in _lines(value))
         else:

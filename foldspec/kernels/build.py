@@ -2,7 +2,8 @@
 
 The library is kept in a cache folder under a name made of everything that decides its contents: sources, compiler,
 flags, CPU. It is compiled beside its final place and moved there in one step, under a lock, so that processes that
-start together build it once and none ever sees half of it.
+start together build it once and none ever sees half of it. It carries a hash of itself: one that was damaged since (a
+power cut, a copy that broke off) is built again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def csrc_path() -> Path:
 def compiler_command(named: str | None) -> list[str]:
     """The compiler and its own arguments: ``named``, else the first that is on the path. Raises :class:`BuildError`."""
     if named:
-        words = shlex.split(named)
+        try:
+            words = shlex.split(named)
+        except ValueError:  # a quotation mark that nothing closes
+            words = []
         if not words or shutil.which(words[0]) is None:
             raise BuildError(f"the compiler {named!r} was not found")
         return words
@@ -73,23 +77,41 @@ def build(folder: Path, compiler: list[str], csrc: Path) -> Path:
     Raises :class:`BuildError` if the compiler fails, :class:`OSError` if the folder cannot be written.
     """
     path = folder / library_name(compiler, csrc)
-    if path.exists():
+    if _whole(path):
         return path
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / f".{path.name}.lock", timeout=SECONDS):
-            if not path.exists():
+            if not _whole(path):
                 unfinished = folder / f".{path.name}.{os.getpid()}"
                 try:
                     _run([*compiler, *FLAGS, *map(str, sorted(csrc.glob("*.cpp"))), "-o", str(unfinished)])
                     if not unfinished.exists():
                         raise BuildError(f"{compiler[0]} made no library")
+                    _seal(unfinished)
                     os.replace(unfinished, path)
                 finally:
                     unfinished.unlink(missing_ok=True)
     except Timeout:
         raise BuildError(f"another process has been building for {SECONDS} s", do=f"delete {folder}") from None
     return path
+
+
+def _seal(path: Path) -> None:
+    """Append the hash of a file's bytes to it: a loader takes no notice, and :func:`_whole` does."""
+    with path.open("r+b") as file:
+        file.write(hashlib.sha256(file.read()).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is there as it was sealed. Loading one that was cut short would end the process."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return data[-32:] == hashlib.sha256(data[:-32]).digest()
 
 
 def _run(command: list[str]) -> str:

@@ -96,7 +96,12 @@ def _in_passing(command: list[str], csrc: Path) -> ctypes.CDLL:
     try:
         folder = Path(tempfile.mkdtemp(prefix="foldspec-"))
         try:
-            return _open(build(folder, command, csrc))
+            path = build(folder, command, csrc)
+            try:
+                return _open(path)
+            except OSError as error:
+                what = str(error).removeprefix(f"{path}: ")
+                raise BuildError(f"what {command[0]} makes cannot be loaded ({what})") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:

@@ -88,6 +88,11 @@ def test_rows_and_weights_may_be_views() -> None:
     assert run.linear(x[:0], weight).shape == (0, 9)
 
 
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_a_product_over_nothing_is_zero(instructions: str) -> None:
+    assert torch.equal(kernels(instructions).linear(torch.empty(2, 0), torch.empty(3, 0)), torch.zeros(2, 3))
+
+
 def test_the_definition_widens_what_is_held_narrow() -> None:
     x, weight, bias = drawn(4, 6, 8, torch.bfloat16)
     y = Kernels("reference").linear(x, weight, bias)

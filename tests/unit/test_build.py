@@ -106,7 +106,10 @@ BROKEN = {
     "it fails": ("echo 'small.cpp:1: error: no such luck' >&2; exit 1", "no such luck"),
     "it fails without a word": ("exit 3", "failed with status 3 (it says nothing)"),
     "it makes nothing": ("exit 0", "made no library"),
-    "it makes rubbish": ('for last; do :; done; [ "$1" = --version ] || echo rubbish > "$last"', "cannot be kept"),
+    "it makes rubbish": (
+        'for last; do :; done; [ "$1" = --version ] || echo rubbish > "$last"',
+        "makes cannot be loaded",
+    ),
     "it is no program": (None, "does not run"),
 }
 
@@ -121,9 +124,25 @@ def test_a_broken_compiler(kind: str, tmp_path: Path) -> None:
     library = Library(tmp_path / "cache", compiler)
     assert product(library) == "reference"
     assert library.notice is not None
-    if kind != "it makes rubbish":  # that one is not told from a cache that nothing can be run from
-        assert said in library.notice
+    assert said in library.notice
     assert not list((tmp_path / "cache").glob("*.tmp*"))
+
+
+@pytest.mark.parametrize("kept", [0, 1000, 9000, -1])
+def test_a_library_that_was_cut_short_is_built_again(kept: int, csrc: Path, tmp_path: Path) -> None:
+    """Loading one that is half there would end the process with a signal and no word."""
+    path = build(tmp_path / "cache", compiler_command(None), csrc)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    assert build(tmp_path / "cache", compiler_command(None), csrc) == path
+    assert Library(tmp_path / "cache", csrc=csrc).reason is None
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_a_compiler_name_with_a_quotation_mark_that_nothing_closes(tmp_path: Path) -> None:
+    library = Library(tmp_path / "cache", "g++ 'x")
+    assert product(library) == "reference"
+    assert library.notice is not None and "was not found" in library.notice
 
 
 def test_a_compiler_that_makes_a_library_of_nothing(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ class NativeLinear:
             arguments = [_POINTER] * 4 + [_LONG] * 3 + [_INT] * 3
             self._function = self._library.function("linear", arguments)
         (rows, width), out = x.shape, weight.shape[0]
-        x, weight = x.contiguous(), weight.contiguous()
+        x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
         y = x.new_empty(rows, out)
         self._function(
             x.data_ptr(),
             weight.data_ptr(),
-            None if bias is None else bias.contiguous().data_ptr(),
+            None if bias is None else bias.data_ptr(),
             y.data_ptr(),
             rows,
             out,
