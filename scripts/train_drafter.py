@@ -107,7 +107,8 @@ def make_data(options: argparse.Namespace) -> None:
 
 def train_dflash(options: argparse.Namespace) -> None:
     """The ``train`` command for ``--kind dflash``."""
-    found, dtype, device = load_target(options, Kernels("auto", Library(cache_folder() / "kernels")))
+    # on torch alone: compiled kernels hold weights in a layout of their own, and are not needed for one text
+    found, dtype, device = load_target(options, Kernels("reference"))
     facts = json.loads((options.data / "data.json").read_text())["plan"]
     if facts["target"] != found.target.source:
         raise UsageError(f"holds texts of {facts['target']['name']}", where=str(options.data), do="name its target")
@@ -129,7 +130,8 @@ def train_dflash(options: argparse.Namespace) -> None:
         markov_rank=options.markov_rank,
     )
     torch.manual_seed(options.seed)
-    trainee = Trainee(config, found.model, vocabulary, device)
+    head_dtype = torch.float32 if options.full_precision else torch.bfloat16
+    trainee = Trainee(config, found.model, vocabulary, device, head_dtype)
     trainee.start(dict(found.model.named_parameters()), begin, magnitudes(found, dtype, sides[0], facts["taps"], begin))
     for weight in trainee.parameters():
         weight.requires_grad_(True)

@@ -105,7 +105,12 @@ class Trainee(nn.Module):
     """
 
     def __init__(
-        self, config: dict[str, Any], target: LanguageModel, vocabulary: torch.Tensor | None, device: torch.device
+        self,
+        config: dict[str, Any],
+        target: LanguageModel,
+        vocabulary: torch.Tensor | None,
+        device: torch.device,
+        head_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         rank = int(config.get("markov_rank", 0))
@@ -125,7 +130,7 @@ class Trainee(nn.Module):
         if vocabulary is not None:
             self.net.d2t = (self.vocabulary - torch.arange(len(ids), device=device)).long()
         self.embedding = target.embed(torch.arange(target.vocabulary, device=device)).float()
-        self.head = target.head_weight[self.vocabulary].detach().clone().to(device)
+        self.head = target.head_weight[self.vocabulary].detach().clone().to(device, head_dtype)
         self.draft_id = torch.full((target.vocabulary,), IGNORED, device=device)  # target id -> draft id
         self.draft_id[self.vocabulary] = torch.arange(len(ids), device=device)
         self.markov = nn.ParameterDict()
@@ -186,7 +191,7 @@ class Trainee(nn.Module):
 
     def logits(self, hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
         """[.., draft ids] of final rows; ``previous`` [..] are the ids before each, which a Markov head reads."""
-        logits = F.linear(hidden, self.head.to(hidden.dtype))
+        logits = F.linear(hidden.to(self.head.dtype), self.head)
         if self.markov and previous is not None:
             logits = logits + F.linear(F.embedding(previous, self.markov["w1"]), self.markov["w2"])
         return logits.float()
