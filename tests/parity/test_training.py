@@ -74,7 +74,10 @@ def test_texts_are_plain_decodings(folder: Path) -> None:
         assert len(torch.cat(one.taps)) == len(one.ids) - 1
 
 
-@pytest.mark.parametrize("layout", [DEEPSPEC, ZLAB], ids=["deepspec", "zlab"])
+MARKOV = changed(DEEPSPEC, markov_rank=6)
+
+
+@pytest.mark.parametrize("layout", [DEEPSPEC, ZLAB, MARKOV], ids=["deepspec", "zlab", "markov"])
 @pytest.mark.parametrize("size", [None, 60], ids=["full", "restricted"])
 def test_an_exported_drafter_drafts_live_what_training_drafts(
     folder: Path, tmp_path: Path, layout: dict[str, Any], size: int | None
