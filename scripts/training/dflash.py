@@ -169,7 +169,10 @@ class Trainee(nn.Module):
         x = torch.cat([anchor[:, None], mask], dim=1).flatten(0, 1)
         lengths = [int(one.at[-1]) for one in batch]
         used = [one.taps[:length] for one, length in zip(batch, lengths, strict=True)]
-        context = net.hidden_norm(net.fc(torch.cat(used).to(x.dtype)).float())
+        total = sum(lengths)
+        # rows in steps of 256: torch keeps what it prepares for each shape, and shapes without end fill the memory
+        taps = F.pad(torch.cat(used).to(x.dtype), (0, 0, 0, -total % 256))
+        context = net.hidden_norm(net.fc(taps).float())
         cos_sin = config.rope.at((at[:, None] + torch.arange(rows)).flatten())
         context_cos_sin = config.rope.at(torch.cat([torch.arange(length) for length in lengths]))
         masks = [_mask(one.at, length, rows) for one, length in zip(batch, lengths, strict=True)]
@@ -179,8 +182,8 @@ class Trainee(nn.Module):
             q = rotate(attention.queries(h), *cos_sin).split([n * rows for n in counts])
             k = rotate(attention.keys(h), *cos_sin).split([n * rows for n in counts])
             v = attention.values(h).split([n * rows for n in counts])
-            ck = rotate(attention.keys(context), *context_cos_sin).split(lengths)
-            cv = attention.values(context).split(lengths)
+            ck = rotate(attention.keys(context)[:total], *context_cos_sin).split(lengths)
+            cv = attention.values(context)[:total].split(lengths)
             o = [
                 _attend(q[i], torch.cat([ck[i], k[i]]), torch.cat([cv[i], v[i]]), masks[i], net.scale)
                 for i in range(len(batch))
