@@ -142,6 +142,7 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     load_into(model, weights, dtype=dtype, device="cpu", rename=model.parameter_name)
+    settle(model, kernels_of(kernels), dtype)
     return model
 
 
