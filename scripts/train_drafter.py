@@ -184,9 +184,8 @@ def magnitudes(
     found_rms = {f"tap/{tap}": rms(output[tap][4:]) for tap in taps}
     for layer in layers:
         block: Any = model.get_submodule(f"model.layers.{layer}")
-        h = block.input_layernorm(output[layer - 1])
-        found_rms[f"q/{layer}"] = rms(block.self_attn.queries(h)[4:])
-        found_rms[f"k/{layer}"] = rms(block.self_attn.keys(h)[4:])
+        q, k, _ = block.self_attn.inputs(block.input_layernorm(output[layer - 1]))
+        found_rms[f"q/{layer}"], found_rms[f"k/{layer}"] = rms(q[4:]), rms(k[4:])
     return found_rms
 
 

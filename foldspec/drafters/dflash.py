@@ -155,9 +155,9 @@ def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[Draft
 class Block(nn.Module):
     def __init__(self, g: Geometry, kernels: Kernels, *, bias: bool) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(g.width, g.eps)
+        self.input_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.self_attn = Projections(g, kernels, head_norm=True, bias=bias, bias_out=bias)
-        self.post_attention_layernorm = RMSNorm(g.width, g.eps)
+        self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.mlp = SwiGLU(g.width, g.inner, kernels)
 
 
@@ -166,7 +166,7 @@ class MarkovHead(nn.Module):
 
     def __init__(self, rank: int, vocabulary: int, draft_ids: int, kernels: Kernels) -> None:
         super().__init__()
-        self.markov_w1 = Embedding(vocabulary, rank)
+        self.markov_w1 = Embedding(vocabulary, rank, kernels)
         self.markov_w2 = Linear(rank, draft_ids, kernels)
 
     def forward(self, previous: torch.Tensor) -> torch.Tensor:
@@ -187,11 +187,11 @@ class DFlashNetwork(DrafterNetwork):
         self.block, self.layer_facts = config.block, config.layers
         self.rope, self.scale = config.rope, g.head_dim**-0.5
         self.fc = Linear(len(config.taps) * g.width, g.width, kernels)
-        self.hidden_norm = RMSNorm(g.width, g.eps)
+        self.hidden_norm = RMSNorm(g.width, g.eps, kernels)
         self.layers = nn.ModuleList(Block(g, kernels, bias=config.attention_bias) for _ in range(g.layers))
-        self.norm = RMSNorm(g.width, g.eps)
+        self.norm = RMSNorm(g.width, g.eps, kernels)
         if config.own_embedding:
-            self.embed_tokens = Embedding(config.vocabulary, g.width)
+            self.embed_tokens = Embedding(config.vocabulary, g.width, kernels)
         if config.own_head:
             self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary, kernels)
         if config.markov_rank:
@@ -249,7 +249,7 @@ class DFlash(Drafter):
         if config.own_head:
             self._logits = network.lm_head
         elif self._target_ids is not None:
-            self._logits = partial(target.head, weight=target.head_weight[self._target_ids])
+            self._logits = partial(target.head, matrix=target.head_matrix.part(self._target_ids))
 
     def open(self, request: int) -> None:
         self._reader.open(request)
@@ -270,8 +270,7 @@ class DFlash(Drafter):
     def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
-        keys = [block.self_attn.keys(context) for block in net.blocks]
-        values = [block.self_attn.values(context) for block in net.blocks]
+        keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
         self._reader.absorb(rows, keys, values)
 
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
@@ -298,10 +297,9 @@ class DFlash(Drafter):
         self._reader.begin(rows)
         for i, layer in enumerate(net.blocks):
             attention = layer.self_attn
-            h = layer.input_layernorm(x)
-            o = self._reader.attend(i, rows, attention.queries(h), attention.keys(h), attention.values(h))
-            x = x + attention.output(o)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            o = self._reader.attend(i, rows, *attention.inputs(layer.input_layernorm(x)))
+            x = attention.output(o, x)
+            x = layer.mlp(layer.post_attention_layernorm(x), x)
         first = self._config.first_row
         used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
         logits = self._logits(used).view(len(requests), count, -1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foldspec.kernels.build import BuildError, build, compiler_command, csrc_path
 
-__all__ = ["Library", "instruction_sets"]
+__all__ = ["Library", "instruction_sets", "longs", "refusal"]
 
 # as csrc/common.h numbers them; in order of preference
 INSTRUCTION_SETS = {"avx512": 2, "avx2": 1, "neon": 3, "portable": 0}
@@ -76,6 +79,21 @@ class Library:
         if self._instructions is not None and self._instructions not in able:
             raise BuildError(f"this CPU does not run {self._instructions}")
         self.isa = INSTRUCTION_SETS[self._instructions or able[0]]
+
+
+def refusal(device: str, dtype: torch.dtype) -> str | None:
+    """Why no compiled kernel serves this device and this arithmetic; None if one may. Compiles nothing."""
+    if device != "cpu":
+        return f"runs on a CPU, not on {device}"
+    if dtype != torch.float32:
+        return f"computes in float32, not in {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+@lru_cache(maxsize=256)  # the layers of a forward share them
+def longs(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    """Whole numbers as a kernel takes them."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def instruction_sets(library: ctypes.CDLL) -> list[str]:

@@ -19,9 +19,9 @@ from torch import nn
 
 from foldspec.drafters.dflash import DFlashConfig, DFlashNetwork
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.rotate_append.reference import rotate
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
-from foldspec.models.rope import rotate
 
 __all__ = ["Anchors", "Trainee", "config_of", "draft_vocabulary"]
 
@@ -130,7 +130,7 @@ class Trainee(nn.Module):
         if vocabulary is not None:
             self.net.d2t = (self.vocabulary - torch.arange(len(ids), device=device)).long()
         self.embedding = target.embed(torch.arange(target.vocabulary, device=device)).float()
-        self.head = target.head_weight[self.vocabulary].detach().clone().to(device, head_dtype)
+        self.head = target.head_matrix.rows(self.vocabulary).detach().clone().to(device, head_dtype)
         self.draft_id = torch.full((target.vocabulary,), IGNORED, device=device)  # target id -> draft id
         self.draft_id[self.vocabulary] = torch.arange(len(ids), device=device)
         self.markov = nn.ParameterDict()
@@ -178,18 +178,17 @@ class Trainee(nn.Module):
         masks = [_mask(one.at, length, rows) for one, length in zip(batch, lengths, strict=True)]
         for block in net.blocks:
             attention = block.self_attn
-            h = block.input_layernorm(x)
-            q = rotate(attention.queries(h), *cos_sin).split([n * rows for n in counts])
-            k = rotate(attention.keys(h), *cos_sin).split([n * rows for n in counts])
-            v = attention.values(h).split([n * rows for n in counts])
-            ck = rotate(attention.keys(context)[:total], *context_cos_sin).split(lengths)
-            cv = attention.values(context)[:total].split(lengths)
+            own = attention.inputs(block.input_layernorm(x))
+            q, k = (rotate(t, *cos_sin).split([n * rows for n in counts]) for t in own[:2])
+            v = own[2].split([n * rows for n in counts])
+            keys, values = (t[:total] for t in attention.context(context))
+            ck, cv = rotate(keys, *context_cos_sin).split(lengths), values.split(lengths)
             o = [
                 _attend(q[i], torch.cat([ck[i], k[i]]), torch.cat([cv[i], v[i]]), masks[i], net.scale)
                 for i in range(len(batch))
             ]
-            x = x + attention.output(torch.cat(o))
-            x = x + block.mlp(block.post_attention_layernorm(x))
+            x = attention.output(torch.cat(o), x)
+            x = block.mlp(block.post_attention_layernorm(x), x)
         return net.norm(x.float()).view(len(at), rows, -1)
 
     def logits(self, hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:

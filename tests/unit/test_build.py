@@ -19,6 +19,8 @@ from foldspec.kernels import build as build_module
 from foldspec.kernels.build import BuildError, build, compiler_command, csrc_path, library_name
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
+from foldspec.kernels.linear import Facts
+from foldspec.kernels.linear.panels import pack
 
 # A source that compiles in no time, in place of the real ones.
 SMALL = 'extern "C" __attribute__((visibility("default"))) int foldspec_runs_here(int isa) { return isa == 0; }\n'
@@ -42,7 +44,12 @@ def product(library: Library) -> str:
     """The name of what ran a product, after looking at its result."""
     kernels = Kernels("auto", library)
     x, weight = torch.randn(3, 40), torch.randn(7, 40)
-    torch.testing.assert_close(kernels.linear(x, weight), x @ weight.T, atol=1e-5, rtol=0)
+    facts = Facts("cpu", torch.float32, torch.float32, packed=True)
+    held = weight.clone()
+    if kernels.compiles("linear", facts):
+        pack(held)
+    y = kernels.linear(x, held, packed=kernels.compiles("linear", facts))
+    torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(kernels.silu_mul(x, x), torch.nn.functional.silu(x) * x)
     assert len(kernels.notices) <= 1 and all("\n" not in notice for notice in kernels.notices)
     return kernels.choices[0].name
@@ -52,6 +59,8 @@ def test_the_real_sources_are_found_and_built_and_kept() -> None:
     assert {path.name for path in csrc_path().glob("*.cpp")} == {
         "linear.cpp",
         "multi_read_attention.cpp",
+        "rms_norm.cpp",
+        "rotate_append.cpp",
         "silu_mul.cpp",
     }
     library = tiny.library()
