@@ -130,7 +130,11 @@ def held_dtype(
             )
         return held
     stored = {entry.dtype for entry in checkpoint.weights.entries.values() if len(entry.shape) > 1}
-    if mixed and stored == {"BF16"} and kernels.compiles("linear", Facts(device.type, dtype, torch.bfloat16, packed=True)):
+    if (
+        mixed
+        and stored == {"BF16"}
+        and kernels.compiles("linear", Facts(device.type, dtype, torch.bfloat16, packed=True))
+    ):
         return torch.bfloat16
     return dtype
 

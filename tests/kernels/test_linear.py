@@ -108,7 +108,9 @@ def test_what_the_product_joins_is_added_to_it(instructions: str) -> None:
     x, weight, bias = drawn(9, 37, 20, torch.float32)
     plus = torch.randn(9, 37, generator=torch.Generator().manual_seed(1))
     wanted = plus.double() + x.double() @ weight.double().T + bias.double()
-    torch.testing.assert_close(run.linear(x, packed(weight), bias, plus, packed=True).double(), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        run.linear(x, packed(weight), bias, plus, packed=True).double(), wanted, atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(Kernels().linear(x, weight, bias, plus).double(), wanted, atol=1e-5, rtol=0)
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from foldspec import Engine, FoldspecError, SamplingParams
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
-from foldspec.kernels.dispatch import Kernels
 from foldspec.models.layers import RMSNorm
 from foldspec.models.rope import Rope
 
