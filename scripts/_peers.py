@@ -137,8 +137,8 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         for name, field in reader.fields.items():
             if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
                 continue
-            kind = field.types[0]
-            writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+            of_array = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], of_array)
         writer.add_file_type(0)  # all F32
         heads = {
             "attn_q": int(reader.fields["llama.attention.head_count"].contents()),

@@ -32,16 +32,8 @@ class NativeRotateAppend:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, into: Slots
     ) -> torch.Tensor:
         if self._function is None:
-            arguments = [
-                *[ctypes.POINTER(_Rows)] * 3,
-                _POINTER,
-                _POINTER,
-                _LONG,
-                _POINTER,
-                _LONG,
-                *[_POINTER] * 3,
-                _INT,
-            ]
+            rows = [ctypes.POINTER(_Rows)] * 3
+            arguments = [*rows, _POINTER, _POINTER, _LONG, _POINTER, _LONG, *[_POINTER] * 3, _INT]
             self._function = self._library.function("rotate_append", arguments)
         rotated, slots = q.new_empty(q.shape), longs(into.slots)
         q_rows, k_rows, v_rows = _rows(q), _rows(k), _rows(v)
