@@ -39,7 +39,7 @@ def transformers(cache: str, folder: Path, ids: Sequence[int], tokens: int) -> t
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation.streamers import BaseStreamer
 
-    class Stamper(BaseStreamer):  # type: ignore[misc]
+    class Stamper(BaseStreamer):
         stamps: Stamps
 
         def put(self, value: Any) -> None:
@@ -62,11 +62,11 @@ def transformers(cache: str, folder: Path, ids: Sequence[int], tokens: int) -> t
         streamer=stamper,
     )
     text = AutoTokenizer.from_pretrained(folder).decode(output[0, len(ids) :])
-    return stamper.stamps[1:], text  # the prompt is put first
+    return stamper.stamps[1:], str(text)  # the prompt is put first
 
 
 def llama_cpp(quantised: bool, folder: Path, ids: Sequence[int], tokens: int) -> tuple[Stamps, str]:
-    """``xllamacpp`` offers a server; its in-process call hands over a chunk for each token. No socket is used for it."""
+    """``xllamacpp`` offers a server, whose in-process call hands over a chunk for each token; no socket is used."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -137,8 +137,8 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         for name, field in reader.fields.items():
             if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
                 continue
-            kind = field.types[0]
-            writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+            of_array = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], of_array)
         writer.add_file_type(0)  # all F32
         heads = {
             "attn_q": int(reader.fields["llama.attention.head_count"].contents()),
@@ -147,7 +147,7 @@ def gguf_files(folder: Path) -> tuple[Path, Path]:
         with safe_open(folder / "model.safetensors", framework="pt") as tensors:
             for tensor in reader.tensors:
                 weight = tensors.get_tensor(_rename(tensor.name)).float().numpy()
-                kind = tensor.name.split(".")[-2]
+                kind = str(tensor.name).split(".")[-2]
                 if kind in heads:  # the reverse of convert.py: neighbours (0, 1), (2, 3), .. turn together
                     rows, width = weight.shape
                     pairs = weight.reshape(heads[kind], 2, rows // heads[kind] // 2, width)

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,10 @@ def measure(arms: dict[str, Callable[[], None]], repeat: int) -> dict[str, dict[
     }
 
 
+def _round(rounds: Rounds, request: Request) -> None:
+    rounds.round([request])
+
+
 def real_rounds(engine: Engine, length: int, limit: int, stack: ExitStack) -> dict[str, Callable[[], None]]:
     """A round of each method from one stored prompt: text of this repository."""
     assert engine.tokenizer is not None
@@ -143,13 +148,13 @@ def real_rounds(engine: Engine, length: int, limit: int, stack: ExitStack) -> di
     prefix = stack.enter_context(engine.prefill(engine.tokenizer.encode_prompt(text)[:length]))
     plain: dict[str, Any] = {"draft_tokens": 0}
     methods = {"plain": plain, "full": {"context": "full"}, "full again": {"context": "full"}}
-    arms = {}
+    arms: dict[str, Callable[[], None]] = {}
     for name, changes in (methods | {"fold": {"context": "fold"}}).items():
         one = engine.using(**changes)
         request = Request(engine._resources.new_id(), prefix.token_ids, limit)
         stack.enter_context(engine._resources.opened(request.id, one._drafter, prefix))
         request.commit([one._rule.decide(prefix.logits, [PointMass(())])[0].next_token])
-        arms[name] = lambda rounds=one._rounds, request=request: rounds.round([request])
+        arms[name] = partial(_round, one._rounds, request)
     return arms
 
 

@@ -13,6 +13,7 @@ the cache folder; an engine that is not installed is named and left out.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -50,7 +51,7 @@ def child(folder: Path, arm: str, length: int, tokens: int) -> None:
     stamps, text = ARMS[arm](folder, prompt(folder, length), STRETCHES * tokens + 1)
     assert len(stamps) == STRETCHES * tokens + 1, f"{len(stamps)} tokens came out"
     cuts = stamps[::tokens]
-    taken = [[(b[i] - a[i]) / tokens * 1e3 for i in (0, 1)] for a, b in zip(cuts, cuts[1:], strict=False)]
+    taken = [[(b[i] - a[i]) / tokens * 1e3 for i in (0, 1)] for a, b in itertools.pairwise(cuts)]
     print("RESULT " + json.dumps({"ms": taken, "text": text}))
 
 
@@ -78,8 +79,9 @@ def row(length: int, arm: str, samples: dict[str, list[list[float]]], texts: dic
         own, base = [s[i] for s in samples[arm]], [s[i] for s in samples[BASE]]
         found[f"{clock} ms"] = min(own), statistics.median(own)
         found[f"{clock}: {BASE} / this"] = min(base) / min(own), statistics.median(base) / statistics.median(own)
-    same = os.path.commonprefix([texts[arm], texts[BASE]])
-    found["text agrees"] = True if len(same) == len(texts[BASE]) else f"for {len(same)} characters"
+    pairs = zip(texts[arm], texts[BASE], strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    found["text agrees"] = True if texts[arm] == texts[BASE] else f"for {same} characters"
     return found
 
 

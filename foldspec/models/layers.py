@@ -120,7 +120,7 @@ class Stack:
             return [part(x) for part in self._parts[first:]]
         weight, bias = self._joined[first]
         whole = self._parts[0]._kernels.linear(x, weight, bias, packed=self._parts[0].packed)
-        return whole.split(self._widths[first:], dim=1)
+        return whole.split_with_sizes(self._widths[first:], 1)
 
 
 def _join(parts: list[nn.Parameter]) -> torch.Tensor:
@@ -228,7 +228,7 @@ class Projections(nn.Module):
             self.q_norm = self.k_norm = nn.Identity()
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(len(x), -1, self.head_dim)
+        return x.view(x.shape[0], -1, self.head_dim)
 
     def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[n, width] -> queries [n, heads, d], keys and values [n, kv heads, d]."""

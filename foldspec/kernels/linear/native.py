@@ -1,6 +1,8 @@
 """The compiled linear operator, ``csrc/linear.cpp``: fp32 rows on a CPU, weights held as fp32 or bf16, in panels.
 
-It serves every number of rows, a prefill's hundreds too: torch's GEMM is slower there (PREFILL); and one rule for all numbers leaves no edge at which a row's bits could change.
+It serves every number of rows, a prefill's hundreds too. Measured at 64 to 512 rows (Zen 5, 1 thread, SmolLM2's shapes)
+torch's GEMM, which packs the weights anew on every call, takes 2.3 times as long as the AVX-512 code and 1.1 times as
+long as the AVX2 code; and one rule for all numbers leaves no edge at which a row's bits could change.
 """
 
 from __future__ import annotations

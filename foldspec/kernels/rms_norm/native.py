@@ -25,7 +25,7 @@ class NativeRmsNorm:
         if self._function is None:
             arguments = [_POINTER] * 3 + [_LONG] * 2 + [ctypes.c_float, ctypes.c_int]
             self._function = self._library.function("rms_norm", arguments)
-        x, width = x.contiguous(), len(weight)
+        x, width = x.contiguous(), weight.shape[0]
         y = torch.empty_like(x)
         rows = x.numel() // width if width else 0
         self._function(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, eps, self._library.isa)

@@ -32,30 +32,22 @@ class NativeRotateAppend:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, into: Slots
     ) -> torch.Tensor:
         if self._function is None:
-            arguments = [
-                *[ctypes.POINTER(_Rows)] * 3,
-                _POINTER,
-                _POINTER,
-                _LONG,
-                _POINTER,
-                _LONG,
-                *[_POINTER] * 3,
-                _INT,
-            ]
+            rows = [ctypes.POINTER(_Rows)] * 3
+            arguments = [*rows, _POINTER, _POINTER, _LONG, _POINTER, _LONG, *[_POINTER] * 3, _INT]
             self._function = self._library.function("rotate_append", arguments)
-        q, k, v = (_heads_packed(x) for x in (q, k, v))
-        rotated = q.new_empty(q.shape)
-        slots = longs(into.slots)
+        rotated, slots = q.new_empty(q.shape), longs(into.slots)
+        q_rows, k_rows, v_rows = _rows(q), _rows(k), _rows(v)
         assert cos.stride() == sin.stride() and cos.stride(2) == 1
+        assert into.keys.is_contiguous() and into.values.is_contiguous()
         self._function(
-            _rows(q),
-            _rows(k),
-            _rows(v),
+            q_rows,
+            k_rows,
+            v_rows,
             cos.data_ptr(),
             sin.data_ptr(),
             cos.stride(0),
             ctypes.addressof(slots),
-            len(q),
+            q.shape[0],
             into.keys.data_ptr(),
             into.values.data_ptr(),
             rotated.data_ptr(),
@@ -64,9 +56,8 @@ class NativeRotateAppend:
         return rotated
 
 
-def _heads_packed(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
 def _rows(x: torch.Tensor) -> _Rows:
-    return _Rows(x.data_ptr(), x.stride(0), x.shape[1], x.shape[2])
+    _, heads, width = x.shape
+    step, of_head, packed = x.stride()
+    assert packed == 1 and (of_head == width or heads == 1), "heads lie one after another"
+    return _Rows(x.data_ptr(), step, heads, width)
