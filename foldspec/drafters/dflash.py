@@ -220,6 +220,9 @@ class DFlash(Drafter):
             self._logits = network.lm_head
         elif self._target_ids is not None:
             self._logits = partial(target.head, weight=target.head_weight[self._target_ids])
+        head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
+        own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith("embed_tokens."))
+        self._weight_bytes = own + head * target.width * target.head_weight.itemsize
 
     def open(self, request: int) -> None:
         self._reader.open(request)
@@ -236,6 +239,12 @@ class DFlash(Drafter):
     def truncate(self, request: int, length: int) -> None:
         # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))
+
+    def held(self, request: int) -> int:
+        return self._reader.length(request)
+
+    def bytes_read(self, n: int) -> int:
+        return self._weight_bytes + self._reader.bytes_read(n)
 
     def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
         net = self._network
