@@ -21,7 +21,7 @@ from foldspec.resources import Prefix, Resources, choose_operators, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
 from foldspec.schedule.trace import Mark
-from foldspec.text.chat import need_template
+from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
 
@@ -117,6 +117,11 @@ class Engine:
     def lossless(self) -> bool:
         """Whether output follows the target's own law."""
         return self._rule.lossless
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The target's chat template, if it has one."""
+        return self._resources.found.template
 
     @property
     def stop_ids(self) -> frozenset[int]:

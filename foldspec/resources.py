@@ -163,9 +163,7 @@ class Resources:
         self.cache.close(request)
         drafter.close(request)
 
-    def run_prompt(
-        self, request: int, prompt: Sequence[int], drafter: Drafter, mark: Mark = unmarked
-    ) -> torch.Tensor:
+    def run_prompt(self, request: int, prompt: Sequence[int], drafter: Drafter, mark: Mark = unmarked) -> torch.Tensor:
         """Prefill an open request; the logits [1, vocabulary] of its last token."""
         progress = self.progress
         return prefill(

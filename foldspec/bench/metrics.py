@@ -1,7 +1,7 @@
 """What every number of the bench means: one definition each, over plain numbers. Imports no torch.
 
-Of one request: ``n_out`` committed tokens, the first (from prefill) and the stop token included; ``commits``, the tokens
-that each target pass after prefill committed. The first token belongs to no round, so
+Of one request: ``n_out`` committed tokens, the first (from prefill) and the stop token included; ``commits``, the
+tokens that each target pass after prefill committed. The first token belongs to no round, so
 
     sum(commits) = n_out - 1        R = len(commits)        for plain decoding R = n_out - 1
     tau    = (n_out - 1) / R                                the target's own token included

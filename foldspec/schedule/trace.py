@@ -1,13 +1,12 @@
 """Where the time of a round goes: the round loop marks the end of each part, and a stopwatch may listen.
 
-The parts: ``draft`` (propose, and absorb what was committed), ``verify`` (the target's pass), ``accept`` (the rule, which
-also waits for the device), ``host`` (everything else).
+The parts: ``draft`` (propose, and absorb what was committed), ``verify`` (the target's pass), ``accept`` (the rule,
+which also waits for the device), ``host`` (everything else).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -26,12 +25,12 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._last = clock()
 
     def start(self) -> None:
         """Begin anew: nothing before this counts."""
-        self.seconds.clear()
+        self.seconds = dict.fromkeys(PARTS, 0.0)
         self._last = self._clock()
 
     def __call__(self, part: str) -> None:
