@@ -1,6 +1,6 @@
 """Percentile bootstrap of a mean over requests: resamples with replacement, one fixed seed.
 
-The mean of a resample is a product with the shares in which it holds the requests, so all resamples are one matrix.
+A resample is how often it holds each request, so all resamples are one matrix and all their sums one product.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESAMPLES", "average_interval", "interval", "shares"]
+__all__ = ["RESAMPLES", "average_interval", "counts", "interval"]
 
 RESAMPLES = 2000
 LEVEL = 0.95
 
 
 @lru_cache(maxsize=16)
-def shares(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray[Any, Any]:
-    """[resamples, n] the share of each of ``n`` requests in each resample; rows sum to 1."""
+def counts(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray[Any, Any]:
+    """[resamples, n] how often each of ``n`` requests is in each resample; rows sum to ``n``."""
     drawn = np.random.default_rng(seed).integers(0, n, (resamples, n))
     rows = np.repeat(np.arange(resamples), n)
-    counts = np.bincount(rows * n + drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
-    return counts / n
+    held = np.bincount(rows * n + drawn.ravel(), minlength=resamples * n)
+    return held.reshape(resamples, n).astype(np.float64)
 
 
 def interval(values: Any, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> Any:
@@ -31,16 +31,23 @@ def interval(values: Any, *, resamples: int = RESAMPLES, seed: int = 0, level: f
 
     Values of one request (a ratio of two methods) stay together, so paired requests are resampled as pairs.
     """
-    data = np.asarray(values, dtype=np.float64)
-    return _ends(data @ shares(data.shape[-1], resamples, seed).T, level)
+    return _ends(_means(np.asarray(values, dtype=np.float64), resamples, seed), level)
 
 
 def average_interval(
     tasks: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Any:
     """[2] the interval of the mean of the tasks' means, each task the same weight, each resampled by itself."""
-    means = [np.asarray(values) @ shares(len(values), resamples, seed + i).T for i, values in enumerate(tasks)]
+    means = [
+        np.asarray(values) @ counts(len(values), resamples, seed + i).T / len(values) for i, values in enumerate(tasks)
+    ]
     return _ends(np.mean(means, axis=0), level)
+
+
+def _means(values: np.ndarray[Any, Any], resamples: int, seed: int) -> np.ndarray[Any, Any]:
+    n = values.shape[-1]
+    means: np.ndarray[Any, Any] = values @ counts(n, resamples, seed).T / n
+    return means
 
 
 def _ends(means: np.ndarray[Any, Any], level: float) -> np.ndarray[Any, Any]:

@@ -153,6 +153,7 @@ class Bench:
                 continue
             arm = self._all[label]
             line = head | as_line(runs[label], draft_prefill=timing if arm.drafts else 0.0)
+            line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
             line |= self.difference(runs.get(AR), runs[label], item)
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
@@ -204,7 +205,6 @@ def as_line(run: Run, *, draft_prefill: float) -> dict[str, Any]:
         "draft_prefill_ms": 1e3 * draft_prefill,
         "decode_ms": 1e3 * decode,
         "tpot_ms": None if tpot is None else 1e3 * tpot,
-        "clock_disturbed": guards.clock_disturbed(run),
         "output_ids_sha256": sha256_of(run.token_ids),
         "score": None,
     }

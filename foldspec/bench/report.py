@@ -85,8 +85,8 @@ LEGEND = (
     "speedup: mean of TPOT_ar / TPOT_method, paired by request [95% interval]: + a gain, - a loss, ~ the interval "
     f"contains 1, ? fewer than {FEW} requests decide nothing",
     "round in AR steps: what a round costs, which is the tau at which a method breaks even",
-    "out: requests left out for all methods; diff: outputs that differ from AR's; GB/s: weights, keys and values that a "
-    "round reads (share of what this machine can read)",
+    "out: requests left out for all methods; diff: outputs that differ from AR's",
+    "GB/s: weights, keys and values that a round reads (share of what this machine can read)",
 )
 
 
@@ -124,8 +124,8 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         if floor["spread"] is not None and floor["spread"] > NOISY:
             bias = floor["spread"] ** 2
             lines.append(
-                f"one run scatters by {floor['spread']:.0%}: means of ratios are about {bias:.1%} too high and intervals "
-                "miss that; use a quieter machine or more tokens"
+                f"one run scatters by {floor['spread']:.0%}: means of ratios are about {bias:.1%} too high, "
+                "intervals miss that; use a quieter machine or more tokens"
             )
     if result["env"]["device_type"] == "cpu":
         lines.append("CPU: ratios on this machine, not a GPU's")

@@ -18,14 +18,13 @@ from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.inputs import Cell
 from foldspec.bench.protocol import Arm, Bench
+from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.store import Store
 from foldspec.engine import Engine
 from foldspec.options import SamplingParams
 
-__all__ = ["SCHEMA", "Session", "dry_run"]
-
-SCHEMA = "foldspec.bench/1"
+__all__ = ["Session", "dry_run"]
 
 
 class Session:
@@ -106,7 +105,7 @@ class Session:
             row["excluded"] = sum(excluded[row["task"], row["length"]].values())
         first = self.methods["ar"]
         result = {
-            "schema": SCHEMA,
+            "schema": NAME,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": list(command),
             "complete": self._complete,
@@ -144,6 +143,7 @@ class Session:
             "notices": self.notices,
         }
         self.store.finish(result)
+        check(result)
         return result
 
     def _env(self) -> dict[str, Any]:
