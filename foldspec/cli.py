@@ -143,7 +143,8 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
             raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
         pairs[key] = value
     flags = ("context", "window", "alpha", "accept", "draft_tokens")
-    return vars(MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags}))
+    method = MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags})
+    return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
 
 def _generate(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.store import Store
 from foldspec.engine import Engine
+from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
 
 __all__ = ["Session", "dry_run"]
@@ -58,6 +59,10 @@ class Session:
             progress=progress,
         )
         self.methods = {arm.label: arm.engine.settings() for arm in arms}
+        own = [self.methods[arm.label]["drafter"] for arm in arms if arm.drafts]
+        if None in own:
+            raise UsageError("there is no drafter, so a context method has nothing to read with", where="--methods")
+        self._drafter = own[0] if own else None
         self.store.open(self._plan(), resume=resume)
         self._load, self._complete = _load(), False
         self._bandwidth = read_bandwidth(self._device)
@@ -112,7 +117,7 @@ class Session:
             "resumed": self.store.resumed,
             "env": self._env(),
             "target": first["target"] | {"dtype": first["dtype"], "weights": first["weights"]},
-            "drafter": first["drafter"],
+            "drafter": self._drafter,
             "settings": settings.as_dict()
             | {
                 "temperature": 0,

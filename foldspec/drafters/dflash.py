@@ -230,7 +230,7 @@ class DFlash(Drafter):
     def open_prefix(self, request: int) -> None:
         self._reader.open_prefix(request)
 
-    def fork(self, prefix: int, request: int) -> None:
+    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
         self._reader.fork(prefix, request)
 
     def close(self, request: int) -> None:
@@ -246,7 +246,7 @@ class DFlash(Drafter):
     def bytes_read(self, n: int) -> int:
         return self._weight_bytes + self._reader.bytes_read(n)
 
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
         keys = [block.self_attn.keys(context) for block in net.blocks]
