@@ -54,7 +54,7 @@ COLUMNS: list[Column] = [
     ("pooled", _number("tau_pooled", 2)),
     ("TPOT ms", _number("tpot_ms_median", 2)),
     ("speedup", _speedup),
-    ("round in AR steps", _number("round_in_ar_steps", 2)),
+    ("break-even tau", _number("break_even_tau", 2)),
     ("TTFT ms", _number("ttft_ms_median", 0)),
     ("diff", _diff),
     ("GB/s", _share),
@@ -84,7 +84,7 @@ LEGEND = (
     "TPOT: (last token - first token) / (tokens - 1), prefill excluded, median",
     "speedup: mean of TPOT_ar / TPOT_method, paired by request [95% interval]: + a gain, - a loss, ~ the interval "
     f"contains 1, ? fewer than {FEW} requests decide nothing",
-    "round in AR steps: what a round costs, which is the tau at which a method breaks even",
+    "break-even tau: what a round costs in steps of AR, which is the tau at which a method breaks even",
     "out: requests left out for all methods; diff: outputs that differ from AR's",
     "GB/s: weights, keys and values that a round reads (share of what this machine can read)",
 )
@@ -143,8 +143,8 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
-        lines.append(f"load average {' before, '.join(loads)} after; {result['env']['threads']} threads")
-    if result["settings"]["tasks"].get("random"):
+        lines.append(f"load average {' before, '.join(loads)} after; threads: {result['env']['threads']}")
+    if "random" in result["settings"]["tasks"]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:
         lines.append("INCOMPLETE: interrupted; go on with --resume")

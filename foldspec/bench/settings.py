@@ -55,6 +55,6 @@ class BenchSettings:
         return list(dict.fromkeys(filter(None, (name.strip() for name in self.tasks.split(",")))))
 
     def as_dict(self) -> dict[str, object]:
-        """For a report: methods as a list, tasks by name."""
+        """For a report: methods and tasks as lists."""
         own = dataclasses.asdict(self)
-        return own | {"methods": [m.label for m in self.parsed], "tasks": {name: {} for name in self.task_names}}
+        return own | {"methods": [m.label for m in self.parsed], "tasks": self.task_names}

@@ -37,7 +37,13 @@ class Store:
         """Begin, or go on. Raises :class:`UsageError` for a folder that is in use, or began with another ``plan``."""
         if self.folder is None:
             return
-        folder = self.folder
+        try:
+            self._open(self.folder, plan, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, folder: Path, plan: Mapping[str, Any], resume: bool) -> None:
         if folder.is_dir() and any(folder.iterdir()) and not resume:
             do = "choose another folder, or --resume to go on"
             raise UsageError("is not empty", where=f"--out {folder}", do=do)

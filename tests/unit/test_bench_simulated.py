@@ -3,6 +3,7 @@ guard looks, and trips the guard."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_warm_up_once_a_length_and_on_no_measured_input() -> None:
     it.run([*cells(2, "a", 16), *cells(2, "b", 16), *cells(2, "a", 32)])
     assert [(w.method, w.length) for w in it.warmed] == [("ar", 16), ("sim", 16), ("ar", 32), ("sim", 32)]
     assert not it.warm_hashes & {line["input_sha256"] for line in it.store.lines}
+
+
+def test_an_average_weighs_tasks_alike_and_a_method_is_set_against_another() -> None:
+    clock = FakeClock()
+    plain = Engine(clock, 32 * TICK, slow=lambda ids: 2.0 if len(ids) == 32 else 1.0)
+    fast = Engine(clock, 64 * TICK, take=lambda i: 4)
+    faster = Engine(clock, 32 * TICK, take=lambda i: 4)
+    it = bench(plain, {"fast": fast, "faster": faster})
+    it.run([*cells(2, "a", 16), *(replace_length(cell, 16) for cell in cells(8, "b", 32))])
+    done, _ = summary.pairs(it.store.lines, it.labels)
+    rows = {row["method"]: row for row in summary.averages(done, it.labels, **HOW)}
+    assert rows["fast"]["speedup_mean"] == (2 + 4) / 2 and rows["fast"]["speedup_ci"] == [3.0, 3.0]
+    assert rows["fast"]["tasks"] == 2 and rows["fast"]["n"] == 10 and rows["fast"]["tau_mean"] == 4.0
+    assert rows["fast"]["verdict"] == "few"  # one of the tasks has two requests
+    set_against = summary.against(done, it.labels, "fast", **HOW)
+    assert [(r["task"], r["method"], r["speedup_mean"]) for r in set_against] == [
+        ("a", "faster", 2),
+        ("b", "faster", 2),
+    ]
+    floor = summary.noise(done, **HOW)
+    assert floor is not None and floor["n"] == 10 and floor["contains_1"] and floor["width"] == floor["spread"] == 0
+
+
+def replace_length(cell: Any, length: int) -> Any:
+    """The same inputs, filed under another length, so that two tasks meet."""
+    inputs = tuple(dataclasses.replace(item, length=length) for item in cell.inputs)
+    return dataclasses.replace(cell, length=length, inputs=inputs)
 
 
 # Faults. Each: what the figure is without guards, and what the guard says.
@@ -252,8 +280,6 @@ def test_commits_that_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     real = timing.measure
 
     def over(*args: Any, **kwargs: Any) -> Any:
-        import dataclasses
-
         run = real(*args, **kwargs)
         return dataclasses.replace(run, commits=(*run.commits[:-1], 9))
 
