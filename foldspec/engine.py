@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast, overload
 
 from foldspec.acceptance import make_rule
 from foldspec.context import make_method
+from foldspec.drafters import MODEL_FREE
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
@@ -20,7 +21,8 @@ from foldspec.report import environment
 from foldspec.resources import Prefix, Resources, choose_operators, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
-from foldspec.text.chat import need_template
+from foldspec.schedule.trace import Mark
+from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
 
@@ -65,12 +67,15 @@ class Engine:
         progress: Progress | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter).
+        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter;
+        ``"lookup"``: prompt lookup, which has no weights).
 
         ``options`` are the fields of :class:`EngineOptions` and :class:`MethodOptions`. ``progress(stage, done,
         total)`` hears of downloads, conversion, loading and prefill. Raises the kinds of :class:`FoldspecError`.
         """
         engine_options, method = split_options(options)
+        if drafter in MODEL_FREE:
+            method = dataclasses.replace(method, drafter=drafter)
         kernels, device = Kernels.of(engine_options), pick_device(engine_options.device)
         make_rule(method.accept)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
@@ -93,7 +98,7 @@ class Engine:
     def using(self, **changes: Any) -> Engine:
         """An engine over the same weights and pools with other fields of :class:`MethodOptions`.
 
-        ``draft_tokens=0`` is plain decoding.
+        ``draft_tokens=0`` is plain decoding, ``drafter="lookup"`` prompt lookup in place of the pair's own drafter.
         """
         known = {f.name for f in dataclasses.fields(MethodOptions)}
         for name in changes:
@@ -116,6 +121,40 @@ class Engine:
     def lossless(self) -> bool:
         """Whether output follows the target's own law."""
         return self._rule.lossless
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The target's chat template, if it has one."""
+        return self._resources.found.template
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids at which the checkpoint itself ends a text."""
+        return self._resources.found.stop_ids
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of the target's ids."""
+        return self._resources.found.model.vocabulary
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output that a request may hold."""
+        return self._resources.max_context
+
+    def bytes_read(self, n: int) -> int:
+        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once.
+        Embedding tables count where they are the head as well."""
+        model, spec = self._resources.found.model, self._resources.cache.spec
+        weights = sum(p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name)
+        names = [name for name, p in model.named_parameters() if p is model.head_weight]
+        if any("embed_tokens" in name for name in names):
+            weights += model.head_weight.nbytes
+        return weights + n * spec.bytes_per_entry + self._drafter.bytes_read(n)
+
+    def listen(self, mark: Mark) -> None:
+        """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
+        self._rounds.mark = mark
 
     def encode(self, prompt: Prompt, **switches: Any) -> tuple[int, ...]:
         """Ids of a prompt: of text as it stands, of messages through the chat template (``switches`` are its
@@ -209,8 +248,8 @@ class Engine:
         return {
             "pair": found.entry.name if found.entry else None,
             "target": found.target.source,
-            "drafter": found.drafter.source if found.drafter else None,
             **dataclasses.asdict(self.method),
+            "drafter": self._drafter_source(),
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
@@ -219,6 +258,15 @@ class Engine:
             "prefill_chunk": resources.chunk,
             "page_size": resources.options.page_size,
         }
+
+    def _drafter_source(self) -> dict[str, str | None] | None:
+        """The drafter that runs; None for plain decoding."""
+        own = self._resources.found.drafter
+        if self.method.draft_tokens == 0:
+            return None
+        if self.method.drafter is not None:
+            return {"name": self.method.drafter, "revision": None}
+        return own.source if own else None
 
     def env(self) -> dict[str, Any]:
         """Where this engine runs: versions, device, threads, and the kernels that were chosen."""

@@ -250,6 +250,10 @@ class DFlash(Drafter):
             self._logits = network.lm_head
         elif self._target_ids is not None:
             self._logits = partial(target.head, matrix=target.head_matrix.part(self._target_ids))
+        head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
+        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
+        own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))
+        self._weight_bytes = own + head * target.width * target.head_weight.itemsize
 
     def open(self, request: int) -> None:
         self._reader.open(request)
@@ -257,7 +261,7 @@ class DFlash(Drafter):
     def open_prefix(self, request: int) -> None:
         self._reader.open_prefix(request)
 
-    def fork(self, prefix: int, request: int) -> None:
+    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
         self._reader.fork(prefix, request)
 
     def close(self, request: int) -> None:
@@ -267,7 +271,13 @@ class DFlash(Drafter):
         # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))
 
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def held(self, request: int) -> int:
+        return self._reader.length(request)
+
+    def bytes_read(self, n: int) -> int:
+        return self._weight_bytes + self._reader.bytes_read(n)
+
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
         keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
