@@ -107,6 +107,11 @@ class Engine:
         return Engine(self._resources, dataclasses.replace(self.method, **changes))
 
     @property
+    def resources(self) -> Resources:
+        """What this engine shares with others over the same weights, for measurements that need more than a façade."""
+        return self._resources
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The target's tokenizer, if it has one."""
         return self._resources.found.tokenizer

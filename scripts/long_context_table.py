@@ -20,12 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foldspec.bench.bootstrap import interval
-from foldspec.tasks.base import Item
-
 from foldspec import Engine, SamplingParams
+from foldspec.bench.bootstrap import interval
 from foldspec.bench.offline import leading_drafts, tau_fs
 from foldspec.tasks import make_task
+from foldspec.tasks.base import Item
 
 METHODS: dict[str, dict[str, Any]] = {
     "lookup": {"drafter": "lookup"},
@@ -54,7 +53,7 @@ def measure(engine: Engine, item: Item, methods: dict[str, Engine], tokens: int,
                 assert done.token_ids == plain.token_ids, f"{item.id}: {name} is not plain decoding"
                 found["live"][name] = [len(done.token_ids) - 1, len(done.rounds)]
         options = [one.method for one in methods.values()]
-        leading = leading_drafts(engine.resources, prefix, plain.token_ids, options)
+        leading = leading_drafts(engine, prefix, plain.token_ids, options)
         found["offline"] = {name: tau_fs(drafts) for name, drafts in zip(methods, leading, strict=True) if drafts}
     return found
 

@@ -48,7 +48,8 @@ def load_target(options: argparse.Namespace, kernels: Kernels) -> tuple[FoundPai
     found = find_pair(options.pair, options.target, "none", options=settings, kernels=kernels)
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device, found)
-    load_pair(found, dtype=dtype, device=device, weights="auto", kernels=kernels)
+    rounded = isinstance(kernels, RoundedProducts) and device.type == "cpu" and dtype == torch.float32
+    load_pair(found, dtype=dtype, device=device, weights="bfloat16" if rounded else "auto", kernels=kernels)
     return found, dtype, device
 
 

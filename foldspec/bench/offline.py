@@ -14,6 +14,7 @@ import torch
 
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
+from foldspec.engine import Engine
 from foldspec.models.base import ForwardPlan
 from foldspec.options import MethodOptions
 from foldspec.resources import Prefix, Resources
@@ -28,13 +29,14 @@ def tau_fs(leading: Sequence[int]) -> float:
 
 @torch.inference_mode()
 def leading_drafts(
-    resources: Resources, prefix: Prefix, text: Sequence[int], methods: Sequence[MethodOptions]
+    engine: Engine, prefix: Prefix, text: Sequence[int], methods: Sequence[MethodOptions]
 ) -> list[list[int]]:
     """For each method, the leading right drafts at each anchor of ``text``, the target's greedy continuation of the
     prefix. Anchors are the tokens after which a whole block of drafts can be judged.
 
     Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most.
     """
+    resources = engine.resources
     drafters = [resources.drafter(method) for method in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
     request = resources.new_id()
@@ -59,7 +61,7 @@ def _walk(
 ) -> list[int]:
     count = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
     found, request = [], resources.new_id()
-    drafter.fork(prefix.request, request)
+    drafter.fork(prefix.request, request, prefix.token_ids)
     try:
         for i in range(len(text) - count):
             place = Rows.of([request], [len(prefix.token_ids) + i], [1])
@@ -67,7 +69,7 @@ def _walk(
             drafter.truncate(request, place.starts[0])
             pairs = zip(drafts, text[i + 1 :], strict=False)
             found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
-            drafter.absorb(place, [states[tap][i : i + 1] for tap in drafter.taps])
+            drafter.absorb(place, text[i : i + 1], [states[tap][i : i + 1] for tap in drafter.taps])
     finally:
         drafter.close(request)
     return found

@@ -147,8 +147,9 @@ class Trainee(nn.Module):
                 for name, weight in block.named_parameters():
                     if f"model.layers.{layer}.{name}" in tensors:  # the target has no norms over q and k
                         weight.copy_(tensors[f"model.layers.{layer}.{name}"])
-                block.self_attn.q_norm.weight.fill_(rms[f"q/{layer}"])
-                block.self_attn.k_norm.weight.fill_(rms[f"k/{layer}"])
+                heads: Any = block.self_attn
+                heads.q_norm.weight.fill_(rms[f"q/{layer}"])
+                heads.k_norm.weight.fill_(rms[f"k/{layer}"])
             net.norm.weight.copy_(tensors["model.norm.weight"])
             net.hidden_norm.weight.copy_(tensors[f"model.layers.{layers[-1]}.input_layernorm.weight"])
             net.fc.weight.normal_(std=0.2 / net.fc.weight.shape[1] ** 0.5)

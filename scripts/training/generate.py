@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +21,31 @@ LOOP, REPEATS = 24, 4  # a text that repeats a period of up to LOOP tokens REPEA
 
 
 class RoundedProducts(Kernels):
-    """Products of many rows with bf16 weights on the CPU's bf16 instructions, which round the rows too.
+    """Products with bf16 weights on the CPU's bf16 instructions, which round the rows too.
 
     Several times faster than fp32 where the CPU has such instructions. The texts are then those of a target whose
     products are rounded; near ties may fall otherwise, and nothing in training asks for more.
     """
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if weight.dtype == torch.bfloat16 and x.dtype == torch.float32 and len(x) >= 16:
-            # rows in steps of 32: torch keeps what it prepares for each shape, and shapes without end fill the memory
-            rows = F.pad(x.bfloat16(), (0, 0, 0, -len(x) % 32))
-            return F.linear(rows, weight, None if bias is None else bias.bfloat16())[: len(x)].float()
-        return super().linear(x, weight, bias)
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        plus: torch.Tensor | None = None,
+        *,
+        packed: bool = False,
+    ) -> torch.Tensor:
+        if packed or weight.dtype != torch.bfloat16 or x.dtype != torch.float32:
+            return super().linear(x, weight, bias, plus, packed=packed)
+        # rows in steps of 32: torch keeps what it prepares for each shape, and shapes without end fill the memory
+        rows = F.pad(x.bfloat16(), (0, 0, 0, -len(x) % 32))
+        y = F.linear(rows, weight, None if bias is None else bias.bfloat16())[: len(x)].float()
+        return y if plus is None else plus + y
+
+    def compiles(self, operator: str, facts: Any) -> bool:
+        """Weights stay as the checkpoint has them, which torch's products read; a compiled one would pack them."""
+        return operator != "linear" or not facts.packed
 
 
 @dataclass

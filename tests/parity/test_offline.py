@@ -1,0 +1,73 @@
+"""Offline acceptance is what live decoding finds at the same anchors, and a whole block where the drafter is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from foldspec import Engine, SamplingParams
+from foldspec.bench.offline import leading_drafts, tau_fs
+from foldspec.options import MethodOptions
+
+METHODS = ({"context": "full"}, {"context": "window", "window": 24}, {"context": "fold", "window": 24, "alpha": 2.0})
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """The tiny pair whose drafter was trained: it is right now and then."""
+    return tiny.load_pair("a_llama_zlab")
+
+
+@pytest.mark.parametrize("length", [20, 31, 32, 33, 90])
+def test_an_anchor_that_was_reached_live_accepts_as_much_offline(engine: Engine, length: int) -> None:
+    prompt = tiny.prompt(length, vocabulary=engine.vocabulary)
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    compared = 0
+    with engine.prefill(prompt) as prefix:
+        text = engine.using(draft_tokens=0).generate(prefix, params).token_ids
+        engines = [engine.using(**method) for method in METHODS]
+        found = leading_drafts(engine, prefix, text, [one.method for one in engines])
+        for one, leading in zip(engines, found, strict=True):
+            for r in one.generate(prefix, params).rounds:
+                anchor = r.anchor_pos - length
+                if anchor < len(leading):
+                    assert leading[anchor] == r.accepted
+                    compared += 1
+    assert compared > 20
+
+
+def test_lookup_drafts_offline_too(engine: Engine) -> None:
+    prompt = tiny.prompt(12, vocabulary=engine.vocabulary) * 6
+    with engine.prefill(prompt) as prefix:
+        text = (prompt[:12] * 4)[:40]
+        (found,) = leading_drafts(engine, prefix, text, [MethodOptions(drafter="lookup")])
+    assert found == [7] * 33 and tau_fs(found) == 8.0  # the text repeats for ever
+
+
+def test_fewer_drafts_are_judged_where_fewer_are_verified(engine: Engine) -> None:
+    prompt = tiny.prompt(40, vocabulary=engine.vocabulary)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with engine.prefill(prompt) as prefix:
+        text = engine.using(draft_tokens=0).generate(prefix, params).token_ids
+        all_, two = leading_drafts(
+            engine, prefix, text, [MethodOptions(context="full"), MethodOptions(context="full", draft_tokens=2)]
+        )
+    assert [min(count, 2) for count in all_] == two[: len(all_)] and len(two) == 28
+
+
+def test_tau_is_the_mean_over_anchors() -> None:
+    assert tau_fs([0, 3, 1, 0]) == 2.0
+
+
+def test_the_work_of_a_measurement_is_freed(engine: Engine) -> None:
+    free = engine.resources.cache.tables.free_pages
+    with engine.prefill(tiny.prompt(40, vocabulary=engine.vocabulary)) as prefix:
+        leading_drafts(engine, prefix, list(range(10)), [MethodOptions(context="fold")])
+    assert engine.resources.cache.tables.free_pages == free
+
+
+def test_no_text_is_no_anchor(engine: Engine, tmp_path: Path) -> None:
+    with engine.prefill([1, 2, 3]) as prefix:
+        assert leading_drafts(engine, prefix, [5, 6], [MethodOptions(context="full")]) == [[]]
