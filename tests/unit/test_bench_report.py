@@ -48,7 +48,7 @@ def result(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "env": {"device_type": "cpu", "threads": 1, "load_before": [0.5, 0, 0], "load_after": [0.7, 0, 0]},
         "tasks": [{"name": "docs", "length": 512, "excluded": {"too_long": 0, "short_output": 0}}],
         "warmup": [],
-        "settings": {"tasks": {"docs": {}}},
+        "settings": {"tasks": ["docs"]},
         "complete": True,
         "notices": [],
     }
@@ -94,7 +94,7 @@ def test_what_spoils_it_is_said() -> None:
             tasks=[{"name": "docs", "length": 512, "excluded": {"too_long": 1, "short_output": 2, "clock": 0}}],
             warmup=[{"method": "fold", "length": 512, "settled": False}],
             env={"device_type": "cuda", "threads": 1, "load_before": None, "load_after": None},
-            settings={"tasks": {"random": {}}},
+            settings={"tasks": ["random"]},
         ),
         "table",
     )
