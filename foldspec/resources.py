@@ -17,7 +17,7 @@ from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, silu_mul
+from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
@@ -206,8 +206,11 @@ def choose_operators(
     """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
     choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
     kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
-    kernels.choose("linear", linear.Facts(device.type, dtype, held))
+    packed = linear.Facts(device.type, dtype, held, packed=True)
+    kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
+    kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,0 +1,203 @@
+"""The training loop: steps that depend on the seed and their own number, a checkpoint now and then, the curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.dflash import Anchors, Trainee
+from training.store import Texts, read
+
+__all__ = ["Plan", "Report", "train"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; a checkpoint goes on only under the plan that it was made by.
+
+    ``first_part``    share of the steps that train the first drafted row alone, at ``first_anchors`` a sequence
+    ``sequences``     sequences a step (and worker), with ``anchors`` blocks each
+    """
+
+    steps: int
+    seed: int
+    sequences: int
+    anchors: int
+    first_part: float
+    first_anchors: int
+    decay: float
+    rate: float
+    warm_up: float
+    bf16: bool
+    validation: int = 96  # sequences that a measurement reads
+
+    def rate_at(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to 2% of the rate."""
+        warm = max(1, round(self.warm_up * self.steps))
+        if step < warm:
+            return self.rate * (step + 1) / warm
+        done = (step - warm) / max(1, self.steps - warm)
+        return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A measurement on validation texts. ``tau``: 1 + leading right drafts, mean over anchors. ``reach`` [drafts]:
+    share of anchors at which at least so many drafts lead."""
+
+    step: int
+    tau: float
+    reach: tuple[float, ...]
+    by_kind: dict[str, float]
+    anchors: int
+
+
+def train(
+    trainee: Trainee,
+    plan: Plan,
+    sides: tuple[Texts, Texts],
+    out: Path,
+    *,
+    save_every: int,
+    say: Callable[[str], None],
+    stop_after: int | None = None,
+) -> Report:
+    """Train to the end of the plan, from the last checkpoint in ``out`` if there is one.
+
+    With ``torchrun`` (or RANK and WORLD_SIZE set) every worker draws its own batch and gradients are averaged.
+    """
+    rank, workers = _workers()
+    weights = [p for p in trainee.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    out.mkdir(parents=True, exist_ok=True)
+    saved, curve = out / "last.pt", out / "curve.jsonl"
+    step = 0
+    if saved.exists():
+        state = torch.load(saved, map_location="cpu", weights_only=True)
+        assert state["plan"] == asdict(plan), f"{saved} was made by another plan; name another --out"
+        trainee.load_state_dict(state["trainee"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+        say(f"going on from step {step}")
+    _cut(curve, step)
+    losses: list[float] = []
+    while step < plan.steps and step != stop_after:
+        batch, rows = _draw(trainee, plan, sides[0], step, rank)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate_at(step)
+        with torch.autocast(batch[0].ids.device.type, torch.bfloat16, enabled=plan.bf16):
+            loss = trainee.loss(batch, rows, plan.decay)
+        optimizer.zero_grad()
+        loss.backward()
+        if workers > 1:
+            for weight in weights:
+                if weight.grad is not None:
+                    dist.all_reduce(weight.grad)
+                    weight.grad /= workers
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        step += 1
+        losses.append(loss.item())
+        if rank == 0:
+            with curve.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": losses[-1], "rows": rows}) + "\n")
+        if step % 20 == 0:
+            say(f"step {step}  loss {sum(losses) / len(losses):.4f}  rows {rows}  rate {plan.rate_at(step):.1e}")
+            losses.clear()
+        if rank == 0 and (step % save_every == 0 or step == plan.steps):
+            state = {"plan": asdict(plan), "step": step, "trainee": trainee.state_dict()}
+            torch.save({**state, "optimizer": optimizer.state_dict()}, saved.with_suffix(".part"))
+            os.replace(saved.with_suffix(".part"), saved)
+            report = measure(trainee, plan, sides[1], step)
+            _say_report(report, out, say)
+    return measure(trainee, plan, sides[1], step)
+
+
+def measure(trainee: Trainee, plan: Plan, sequences: Texts, step: int) -> Report:
+    """tau on validation texts: the same anchors at every measurement."""
+    rng = random.Random(f"validation/{plan.seed}")
+    chosen = rng.sample(sequences, min(plan.validation, len(sequences)))
+    leading: list[int] = []
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for sequence in chosen:
+        anchors = _anchors(sequence, 24, rng, drafts=trainee.block - (1 - trainee.first))
+        if anchors is None:
+            continue
+        with torch.autocast(anchors.ids.device.type, torch.bfloat16, enabled=plan.bf16):
+            found = trainee.leading([anchors]).tolist()
+        leading += found
+        by_kind[sequence.kind] += found
+    total = max(1, len(leading))
+    drafts = trainee.block - (1 - trainee.first)
+    return Report(
+        step,
+        1 + sum(leading) / total,
+        tuple(sum(n > k for n in leading) / total for k in range(drafts)),
+        {kind: 1 + sum(found) / len(found) for kind, found in sorted(by_kind.items())},
+        len(leading),
+    )
+
+
+def _draw(trainee: Trainee, plan: Plan, sequences: Texts, step: int, rank: int) -> tuple[list[Anchors], int]:
+    """The batch of a step, and how many rows of its blocks are trained."""
+    rng = random.Random(f"{plan.seed}/{step}/{rank}")
+    first = step < plan.first_part * plan.steps
+    rows = 2 - trainee.first if first else trainee.block
+    count = plan.first_anchors if first else plan.anchors
+    batch: list[Anchors] = []
+    while len(batch) < plan.sequences:
+        anchors = _anchors(rng.choice(sequences), count, rng, drafts=0)
+        if anchors is not None:
+            batch.append(anchors)
+    return batch, rows
+
+
+def _anchors(sequence: Any, count: int, rng: random.Random, *, drafts: int) -> Anchors | None:
+    """Anchors of a sequence; with ``drafts``, only such as have so many tokens after them."""
+    ids, taps = read(sequence)
+    able = range(max(1, sequence.prompt - 1), len(ids) - max(1, drafts))
+    if not able:
+        return None
+    return Anchors(ids, taps, torch.tensor(sorted(rng.sample(able, min(count, len(able))))))
+
+
+def _workers() -> tuple[int, int]:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _cut(curve: Path, step: int) -> None:
+    """Drop what a stopped run wrote of the curve after its last checkpoint."""
+    if curve.exists():
+        kept = [line for line in curve.read_text().splitlines() if _step(line) <= step]
+        part = curve.with_suffix(".part")
+        part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        os.replace(part, curve)
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except ValueError:  # a torn last line
+        return math.inf
+
+
+def _say_report(report: Report, out: Path, say: Callable[[str], None]) -> None:
+    reach = " ".join(f"{share:.2f}" for share in report.reach)
+    kinds = " ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind.items())
+    say(f"validation at step {report.step}: tau {report.tau:.3f} ({reach}) {kinds}")
+    with (out / "validation.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(report)) + "\n")
