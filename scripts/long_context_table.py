@@ -20,12 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foldspec.bench.bootstrap import interval
-from foldspec.tasks.base import Item
-
 from foldspec import Engine, SamplingParams
+from foldspec.bench.bootstrap import interval
 from foldspec.bench.offline import leading_drafts, tau_fs
 from foldspec.tasks import make_task
+from foldspec.tasks.base import Item
 
 METHODS: dict[str, dict[str, Any]] = {
     "lookup": {"drafter": "lookup"},

@@ -155,6 +155,7 @@ class Bench:
             line = head | as_line(runs[label], draft_prefill=timing if arm.drafts else 0.0)
             line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
             line |= self.difference(runs.get(AR), runs[label], item)
+            line["score"] = None if item.answer is None else int(item.answer in runs[label].text)
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)
@@ -206,7 +207,6 @@ def as_line(run: Run, *, draft_prefill: float) -> dict[str, Any]:
         "decode_ms": 1e3 * decode,
         "tpot_ms": None if tpot is None else 1e3 * tpot,
         "output_ids_sha256": sha256_of(run.token_ids),
-        "score": None,
     }
 
 

@@ -20,6 +20,7 @@ from foldspec.bench.inputs import Cell
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
+from foldspec.bench.sources import datasets
 from foldspec.bench.store import Store
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
@@ -94,6 +95,7 @@ class Session:
         """The object of ``bench.schema.json``; also written to the folder. Raises :class:`MeasurementError` if what was
         measured is not what was planned."""
         settings, labels = self.settings, self.bench.labels
+        made_from = datasets(settings.task_names)
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
         cells, left_out = summary.pairs(self.store.lines, labels)
@@ -128,6 +130,7 @@ class Session:
             "tasks": [
                 {
                     "name": cell.task,
+                    "dataset": made_from[cell.task],
                     "length": cell.length,
                     "n": len(cells.get((cell.task, cell.length), ())),
                     "planned": len(cell.inputs),
