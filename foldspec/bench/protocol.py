@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,7 @@ class Bench:
     guarded: bool = True
     clock: Clock = time.perf_counter
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    unbroken: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # an interrupt waits inside
     warmed: list[WarmUp] = field(default_factory=list)
     warm_hashes: set[str] = field(default_factory=set)
 
@@ -88,7 +90,9 @@ class Bench:
                 if not self.store.has(item.key):
                     if cell.length not in {warm.length for warm in self.warmed}:
                         self.warm_up(cell)
-                    self.store.append(self.request(item, number))
+                    lines = self.request(item, number)
+                    with self.unbroken():
+                        self.store.append(lines)
                 done += 1
                 self.progress(f"{cell.task} {cell.length}: {item.id}", done, total)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ class Session:
         resume: bool = False,
         notices: Sequence[str] = (),
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        unbroken: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
+        """``unbroken`` makes a context in which an interrupt waits: file and memory hold the same requests.
+        Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
         self.settings, self.cells, self.notices = settings, list(cells), [*engine.notices, *notices]
         arms = [Arm(m.label, engine.using(**m.changes), drafts="context" in m.changes) for m in settings.parsed]
         self._plain = arms[0].engine
@@ -58,6 +61,7 @@ class Session:
             warmup=settings.warmup,
             trace=settings.trace,
             progress=progress,
+            unbroken=unbroken,
         )
         self.methods = {arm.label: arm.engine.settings() for arm in arms}
         own = [self.methods[arm.label]["drafter"] for arm in arms if arm.drafts]
