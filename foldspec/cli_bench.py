@@ -88,7 +88,16 @@ def _bench(options: argparse.Namespace) -> int:
     def progress(stage: str, done: int, total: int) -> None:
         say([f"{stage}, {done} of {total}"])
 
-    session = Session(engine, settings, cells, out=out, resume=options.resume, notices=cut, progress=progress)
+    session = Session(
+        engine,
+        settings,
+        cells,
+        out=out,
+        resume=options.resume,
+        notices=cut,
+        progress=progress,
+        unbroken=ctrl_c_waits,
+    )
     code = 0
     try:
         try:

@@ -18,6 +18,7 @@ from foldspec.errors import MeasurementError
 
 __all__ = ["check_group", "check_run", "check_sample", "clock_disturbed", "why_void"]
 
+SLICE = 20e-3  # seconds
 SLACK = 1e-3  # seconds: no clock differs by more where two are read a few instructions apart on an idle machine
 
 
@@ -63,10 +64,11 @@ def check_run(run: Run, prefix: Snapshot, *, limit: int, stop_ids: Collection[in
 
 
 def clock_disturbed(run: Run) -> bool:
-    """Whether the engine's decode time and the one seen from outside, which contains it and little else, disagree."""
+    """Whether the engine's decode time and the one seen from outside, which contains it and little else, disagree by
+    more than text, Python and one time slice that the system gave to somebody else account for."""
     if run.first_time is None or run.last_time is None:
         return True
-    decode, allowed = run.last_time - run.first_time, 0.02 * run.inside + 2e-4 * (len(run.commits) + 1)
+    decode, allowed = run.last_time - run.first_time, 0.02 * run.inside + SLICE
     return abs(run.inside - decode) > allowed
 
 

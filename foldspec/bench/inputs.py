@@ -14,13 +14,16 @@ __all__ = ["Cell", "Input", "Item", "Source", "make_cells", "parse_lengths", "ra
 
 
 class Item(Protocol):
-    """One request of a task: its name inside the task, and the prompt's token ids."""
+    """One request of a task: its name inside the task, the prompt's token ids, and what a right output has in it."""
 
     @property
     def id(self) -> str: ...
 
     @property
-    def ids(self) -> tuple[int, ...]: ...
+    def prompt(self) -> tuple[int, ...]: ...
+
+    @property
+    def answer(self) -> str | None: ...
 
 
 Source = Callable[[int, int], Sequence[Item]]  # (length, count) -> at most so many items of at most so many tokens
@@ -33,6 +36,7 @@ class Input:
     id: str
     ids: tuple[int, ...] = field(repr=False)
     sha256: str
+    answer: str | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -75,7 +79,7 @@ def make_cells(tasks: dict[str, Source], lengths: Sequence[int], *, limit: int, 
     for length in lengths:
         for name, source in tasks.items():
             items = source(length, limit + 1)
-            inputs = [Input(name, length, item.id, tuple(item.ids), sha256_of(item.ids)) for item in items]
+            inputs = [_input(name, length, item) for item in items]
             fitting = [each for each in inputs if len(each.ids) <= longest]
             if not fitting:
                 raise UsageError(f"has no item of {length} tokens", where=f"--tasks {name}")
@@ -91,10 +95,15 @@ def make_cells(tasks: dict[str, Source], lengths: Sequence[int], *, limit: int, 
     return cells
 
 
+def _input(task: str, length: int, item: Item) -> Input:
+    return Input(task, length, item.id, item.prompt, sha256_of(item.prompt), item.answer)
+
+
 @dataclass(frozen=True)
 class _Random:
     id: str
-    ids: tuple[int, ...]
+    prompt: tuple[int, ...]
+    answer: str | None = None
 
 
 def random_source(vocabulary: int, seed: int) -> Source:

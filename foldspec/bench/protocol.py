@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,7 @@ class Bench:
     guarded: bool = True
     clock: Clock = time.perf_counter
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    unbroken: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # an interrupt waits inside
     warmed: list[WarmUp] = field(default_factory=list)
     warm_hashes: set[str] = field(default_factory=set)
 
@@ -88,7 +90,9 @@ class Bench:
                 if not self.store.has(item.key):
                     if cell.length not in {warm.length for warm in self.warmed}:
                         self.warm_up(cell)
-                    self.store.append(self.request(item, number))
+                    lines = self.request(item, number)
+                    with self.unbroken():
+                        self.store.append(lines)
                 done += 1
                 self.progress(f"{cell.task} {cell.length}: {item.id}", done, total)
 
@@ -155,6 +159,7 @@ class Bench:
             line = head | as_line(runs[label], draft_prefill=timing if arm.drafts else 0.0)
             line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
             line |= self.difference(runs.get(AR), runs[label], item)
+            line["score"] = None if item.answer is None else int(item.answer in runs[label].text)
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)
@@ -206,7 +211,6 @@ def as_line(run: Run, *, draft_prefill: float) -> dict[str, Any]:
         "decode_ms": 1e3 * decode,
         "tpot_ms": None if tpot is None else 1e3 * tpot,
         "output_ids_sha256": sha256_of(run.token_ids),
-        "score": None,
     }
 
 

@@ -117,7 +117,9 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         head = (
             f"A/A, AR against itself: {floor['ar_vs_ar_mean']:.3f} [{low:.3f}, {high:.3f}], width {floor['width']:.3f}"
         )
-        if floor["contains_1"]:
+        if floor["n"] < FEW:
+            lines.append(f"{head}: too few requests to say more")
+        elif floor["contains_1"]:
             lines.append(f"{head}: the noise floor")
         else:
             lines.append(f"{head}: DOES NOT CONTAIN 1: believe no difference of that size (chance: 1 in 20)")
@@ -144,6 +146,8 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
         lines.append(f"load average {' before, '.join(loads)} after; threads: {result['env']['threads']}")
+    made_from = {cell["name"]: cell["dataset"] for cell in result["tasks"]}
+    lines += [f"{name}: {dataset}; nobody's published set" for name, dataset in made_from.items() if name != "random"]
     if "random" in result["settings"]["tasks"]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from foldspec.bench.inputs import Cell
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
+from foldspec.bench.sources import datasets
 from foldspec.bench.store import Store
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
@@ -41,8 +43,10 @@ class Session:
         resume: bool = False,
         notices: Sequence[str] = (),
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        unbroken: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
+        """``unbroken`` makes a context in which an interrupt waits: file and memory hold the same requests.
+        Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
         self.settings, self.cells, self.notices = settings, list(cells), [*engine.notices, *notices]
         arms = [Arm(m.label, engine.using(**m.changes), drafts="context" in m.changes) for m in settings.parsed]
         self._plain = arms[0].engine
@@ -57,6 +61,7 @@ class Session:
             warmup=settings.warmup,
             trace=settings.trace,
             progress=progress,
+            unbroken=unbroken,
         )
         self.methods = {arm.label: arm.engine.settings() for arm in arms}
         own = [self.methods[arm.label]["drafter"] for arm in arms if arm.drafts]
@@ -94,6 +99,7 @@ class Session:
         """The object of ``bench.schema.json``; also written to the folder. Raises :class:`MeasurementError` if what was
         measured is not what was planned."""
         settings, labels = self.settings, self.bench.labels
+        made_from = datasets(settings.task_names)
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
         cells, left_out = summary.pairs(self.store.lines, labels)
@@ -128,6 +134,7 @@ class Session:
             "tasks": [
                 {
                     "name": cell.task,
+                    "dataset": made_from[cell.task],
                     "length": cell.length,
                     "n": len(cells.get((cell.task, cell.length), ())),
                     "planned": len(cell.inputs),

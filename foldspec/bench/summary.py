@@ -103,12 +103,19 @@ def rows(
                     "draft_prefill_ms_median": statistics.median(line["draft_prefill_ms"] for line in mine),
                     "diff_from_ar": sum(line["first_diff"] is not None for line in mine),
                     "gap_largest": max((line["gap"] for line in mine if line["gap"] is not None), default=None),
+                    "score_mean": _score([line["score"] for line in mine]),
                     "gb_s": metrics.mean(rates),
                     "bandwidth_share": metrics.mean(rates) / bandwidth if bandwidth else None,
                     "parts_ms": _parts([line["parts_ms"] for line in mine]),
                 }
             )
     return table
+
+
+def _score(scores: Sequence[int | None]) -> float | None:
+    """The share of right outputs; None for a task that has no answers."""
+    there = [score for score in scores if score is not None]
+    return metrics.mean(there) if there else None
 
 
 def _parts(traces: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:

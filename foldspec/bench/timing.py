@@ -52,6 +52,7 @@ class Run:
     commits: tuple[int, ...]
     began_at: int | None
     finish: str
+    text: str
     first_time: float | None
     last_time: float | None
     tpot: float | None
@@ -89,6 +90,7 @@ def measure(runner: Runner, prefix: Snapshot, params: SamplingParams, clock: Clo
         commits=tuple(len(r.committed) for r in done.rounds),
         began_at=done.rounds[0].anchor_pos if done.rounds else None,
         finish=done.finish_reason,
+        text=done.text,
         first_time=done.first_time,
         last_time=done.last_time,
         tpot=done.tpot,

@@ -68,7 +68,7 @@ def test_lengths() -> None:
 
 class Thing:
     def __init__(self, name: str, ids: tuple[int, ...]) -> None:
-        self.id, self.ids = name, ids
+        self.id, self.prompt, self.answer = name, ids, None
 
 
 def test_cells() -> None:
@@ -93,9 +93,9 @@ def test_cells() -> None:
 
 def test_random_ids_come_from_the_seed() -> None:
     a, b, c = (random_source(50, seed)(20, 3) for seed in (0, 0, 1))
-    assert [i.ids for i in a] == [i.ids for i in b] != [i.ids for i in c]
-    assert all(len(i.ids) == 20 and max(i.ids) < 50 for i in a)
-    assert random_source(50, 0)(20, 2)[1].ids == a[1].ids  # whatever the count
+    assert [i.prompt for i in a] == [i.prompt for i in b] != [i.prompt for i in c]
+    assert all(len(i.prompt) == 20 and max(i.prompt) < 50 for i in a)
+    assert random_source(50, 0)(20, 2)[1].prompt == a[1].prompt  # whatever the count
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from typing import Any
 
 from foldspec.bench.report import render
 
+DOCS = {"name": "docs", "dataset": "pydoc", "length": 512}
+
 
 def row(method: str, **changes: Any) -> dict[str, Any]:
     known = {
@@ -46,9 +48,9 @@ def result(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
             "spread": 0.01,
         },
         "env": {"device_type": "cpu", "threads": 1, "load_before": [0.5, 0, 0], "load_after": [0.7, 0, 0]},
-        "tasks": [{"name": "docs", "length": 512, "excluded": {"too_long": 0, "short_output": 0}}],
+        "tasks": [{**DOCS, "excluded": {"too_long": 0, "short_output": 0}}],
         "warmup": [],
-        "settings": {"tasks": {"docs": {}}},
+        "settings": {"tasks": ["docs"]},
         "complete": True,
         "notices": [],
     }
@@ -91,10 +93,15 @@ def test_what_spoils_it_is_said() -> None:
             noise=floor,
             complete=False,
             notices=["something to know"],
-            tasks=[{"name": "docs", "length": 512, "excluded": {"too_long": 1, "short_output": 2, "clock": 0}}],
+            tasks=[
+                {
+                    **DOCS,
+                    "excluded": {"too_long": 1, "short_output": 2, "clock": 0},
+                }
+            ],
             warmup=[{"method": "fold", "length": 512, "settled": False}],
             env={"device_type": "cuda", "threads": 1, "load_before": None, "load_after": None},
-            settings={"tasks": {"random": {}}},
+            settings={"tasks": ["random"]},
         ),
         "table",
     )
@@ -111,6 +118,7 @@ def test_what_spoils_it_is_said() -> None:
     ):
         assert words in text, words
     assert "CPU" not in text
+    assert "too few requests to say more" in render(result(row("fold"), noise={**floor, "n": 4}), "table")
 
 
 def test_forms() -> None:
