@@ -165,7 +165,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
     pair = parser.add_argument_group("pair")
     pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
     pair.add_argument("--target", metavar="T", help="a folder or a hub id")
-    pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, or none for plain decoding")
+    pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, lookup, or none for plain decoding")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -194,7 +194,8 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
             raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
         pairs[key] = value
     flags = ("context", "window", "alpha", "accept", "draft_tokens")
-    return vars(MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags}))
+    method = MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags})
+    return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
 
 def _generate(options: argparse.Namespace) -> int:

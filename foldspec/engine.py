@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast, overload
 
 from foldspec.acceptance import make_rule
 from foldspec.context import make_method
+from foldspec.drafters import MODEL_FREE
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
@@ -65,12 +66,15 @@ class Engine:
         progress: Progress | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter).
+        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter;
+        ``"lookup"``: prompt lookup, which has no weights).
 
         ``options`` are the fields of :class:`EngineOptions` and :class:`MethodOptions`. ``progress(stage, done,
         total)`` hears of downloads, conversion, loading and prefill. Raises the kinds of :class:`FoldspecError`.
         """
         engine_options, method = split_options(options)
+        if drafter in MODEL_FREE:
+            method = dataclasses.replace(method, drafter=drafter)
         kernels, device = Kernels.of(engine_options), pick_device(engine_options.device)
         make_rule(method.accept)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
@@ -93,7 +97,7 @@ class Engine:
     def using(self, **changes: Any) -> Engine:
         """An engine over the same weights and pools with other fields of :class:`MethodOptions`.
 
-        ``draft_tokens=0`` is plain decoding.
+        ``draft_tokens=0`` is plain decoding, ``drafter="lookup"`` prompt lookup in place of the pair's own drafter.
         """
         known = {f.name for f in dataclasses.fields(MethodOptions)}
         for name in changes:
@@ -209,8 +213,8 @@ class Engine:
         return {
             "pair": found.entry.name if found.entry else None,
             "target": found.target.source,
-            "drafter": found.drafter.source if found.drafter else None,
             **dataclasses.asdict(self.method),
+            "drafter": self._drafter_source(),
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
@@ -219,6 +223,15 @@ class Engine:
             "prefill_chunk": resources.chunk,
             "page_size": resources.options.page_size,
         }
+
+    def _drafter_source(self) -> dict[str, str | None] | None:
+        """The drafter that runs; None for plain decoding."""
+        own = self._resources.found.drafter
+        if self.method.draft_tokens == 0:
+            return None
+        if self.method.drafter is not None:
+            return {"name": self.method.drafter, "revision": None}
+        return own.source if own else None
 
     def env(self) -> dict[str, Any]:
         """Where this engine runs: versions, device, threads, and the kernels that were chosen."""

@@ -17,7 +17,7 @@ from foldspec.checkpoints.pairing import check_pair
 from foldspec.checkpoints.registry import Pair, Source, find
 from foldspec.checkpoints.resolve import resolve
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
-from foldspec.drafters import make_network
+from foldspec.drafters import MODEL_FREE, make_network
 from foldspec.drafters.base import DrafterNetwork
 from foldspec.errors import FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
@@ -68,18 +68,16 @@ def find_pair(
     progress: Progress | None = None,
 ) -> FoundPair:
     """Find a pair of the registry, or a target and a drafter by folder or hub id. ``target`` and ``drafter`` replace a
-    pair's own; ``drafter="none"`` leaves it out.
+    pair's own; ``drafter="none"``, or one that has no weights, leaves it out.
 
     Raises :class:`UsageError`, :class:`CheckpointError`, :class:`PairError` or :class:`ResourceError`.
     """
     entry = find(pair) if pair is not None else None
     if target is None and entry is None:
         raise UsageError("no checkpoint named", do="name a pair, or a target with --target")
-    if drafter == "lookup":
-        raise UsageError("prompt lookup is not built yet", where="--drafter", do="name a drafter, or none")
     target_source = Source(repo=target) if target is not None else entry.target if entry else Source()
     drafter_source = Source(repo=drafter) if drafter is not None else entry.drafter if entry else None
-    if drafter == "none":
+    if drafter == "none" or drafter in MODEL_FREE:
         drafter_source = None
 
     checkpoint = _find(target_source, options, progress)

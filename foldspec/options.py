@@ -61,6 +61,8 @@ class MethodOptions:
     A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` all of them.
 
     ``context``        name of a context method (``foldspec.context.METHODS``)
+    ``drafter``        name of a drafter without weights (``foldspec.drafters.MODEL_FREE``) that runs in place of the
+                       pair's own; None: the pair's own, or plain decoding where it has none
     ``window``         W of FOLD, in context entries; None takes the pair's own
     ``alpha``          sharpness of FOLD's far read, a real number >= 1; None takes the pair's own
     ``coverage``       ``all``: every drafter layer has the far read; ``full``: only full-attention layers have it; None
@@ -77,6 +79,7 @@ class MethodOptions:
     far_boundary: str = "D"
     accept: str = "exact"
     draft_tokens: int | None = None
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         _whole("window", self.window, 1, optional=True)

@@ -13,6 +13,7 @@ from foldspec.acceptance import RULES
 from foldspec.checkpoints.registry import load_registry
 from foldspec.context import METHODS
 from foldspec.drafters import ARCHITECTURES as DRAFTERS
+from foldspec.drafters import MODEL_FREE
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, held_dtype, is_local
 from foldspec.models.base import ARCHITECTURES as TARGETS
@@ -73,6 +74,8 @@ def check(
             "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
         }
+        if drafter in MODEL_FREE:
+            about |= {"drafter": drafter}
         if found.drafter is not None and found.network is not None:
             about |= {
                 "drafter": str(found.drafter.folder),
@@ -101,7 +104,7 @@ def known(cache_dir: Path) -> dict[str, Any]:
     return {
         "pairs": pairs,
         "targets": sorted(TARGETS),
-        "drafters": sorted(DRAFTERS),
+        "drafters": [*sorted(DRAFTERS), *MODEL_FREE],
         "contexts": list(METHODS),
         "rules": list(RULES),
     }

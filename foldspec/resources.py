@@ -14,6 +14,7 @@ from foldspec.cache.paged import PagedCache
 from foldspec.cache.side import DraftCache
 from foldspec.context import make_method
 from foldspec.context.reader import ContextReader
+from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import linear, multi_read_attention, silu_mul
@@ -117,11 +118,17 @@ class Resources:
             )
 
     def drafter(self, method: MethodOptions) -> Drafter:
-        """The drafter that reads its context by ``method``, over the shared weights and pools; without one (or with
-        ``draft_tokens=0``) plain decoding. Raises :class:`UsageError` for an unknown context method."""
+        """The drafter that ``method`` names, or the pair's own, which reads its context by ``method`` over the shared
+        weights and pools. Without one, or with ``draft_tokens=0``: plain decoding. Raises :class:`UsageError` for an
+        unknown context method or drafter."""
         network = self.found.network
-        if network is None or self._draft_cache is None or method.draft_tokens == 0:
-            make_method(method, (), 1)  # a wrong name is wrong here too
+        make_method(method, (), 1)  # a wrong name is wrong where it is not used too
+        named = None if method.drafter is None else make_model_free(method.drafter, method.draft_tokens or None)
+        if method.draft_tokens == 0:
+            return NoDrafter()
+        if named is not None:
+            return named
+        if network is None or self._draft_cache is None:
             return NoDrafter()
         context = make_method(method, network.layer_facts, network.block)
         reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale)
@@ -143,7 +150,7 @@ class Resources:
                 drafter.open(request)
             else:
                 self.cache.fork(prefix.request, request)
-                drafter.fork(prefix.request, request)
+                drafter.fork(prefix.request, request, prefix.token_ids)
             yield
         finally:
             self.close(request, drafter)

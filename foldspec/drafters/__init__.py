@@ -1,21 +1,37 @@
-"""The drafters by the architecture that a checkpoint declares. A drafter is one file and one line here."""
+"""The drafters: networks by the architecture that a checkpoint declares, and those without weights by name. A drafter
+is one file and one line here."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from importlib import import_module
 
-from foldspec.drafters.base import DrafterNetwork
+from foldspec.drafters.base import Drafter, DrafterNetwork
+from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
 
-__all__ = ["ARCHITECTURES", "make_network"]
+__all__ = ["ARCHITECTURES", "MODEL_FREE", "make_model_free", "make_network"]
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
 }
+
+# name -> "module:class", made without arguments or with the number of drafts a round
+MODEL_FREE = {"lookup": "foldspec.drafters.prompt_lookup:PromptLookup"}
+
+
+def make_model_free(name: str, drafts: int | None = None) -> Drafter:
+    """A drafter without weights, proposing ``drafts`` tokens a round (None: its own number). Raises
+    :class:`UsageError` for an unknown name."""
+    if name not in MODEL_FREE:
+        raise UsageError(f"no drafter without weights is called {name!r}", do=f"known: {', '.join(MODEL_FREE)}")
+    module, _, attribute = MODEL_FREE[name].partition(":")
+    kind = getattr(import_module(module), attribute)
+    drafter: Drafter = kind() if drafts is None else kind(drafts)
+    return drafter
 
 
 def make_network(config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> DrafterNetwork:

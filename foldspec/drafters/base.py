@@ -68,8 +68,8 @@ class Drafter(ABC):
         """Begin with a request that will only be absorbed and forked, by whatever context method."""
 
     @abstractmethod
-    def fork(self, prefix: int, request: int) -> None:
-        """Begin with a request that has absorbed what ``prefix`` has."""
+    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
+        """Begin with a request that has absorbed what ``prefix`` has: ``tokens``, through whichever drafter."""
 
     @abstractmethod
     def close(self, request: int) -> None:
@@ -80,8 +80,9 @@ class Drafter(ABC):
         """Keep exactly the first ``length`` committed entries (or all, if it holds fewer)."""
 
     @abstractmethod
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
-        """Take in committed rows: after each chunk of a prompt and after every commit. ``taps`` [total, width] each."""
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
+        """Take in committed rows: after each chunk of a prompt and after every commit. ``tokens`` [total] are their
+        ids, ``taps`` [total, width] each."""
 
     @abstractmethod
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
@@ -95,13 +96,13 @@ class NoDrafter(Drafter):
 
     def open_prefix(self, request: int) -> None: ...
 
-    def fork(self, prefix: int, request: int) -> None: ...
+    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None: ...
 
     def close(self, request: int) -> None: ...
 
     def truncate(self, request: int, length: int) -> None: ...
 
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None: ...
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None: ...
 
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
         return [PointMass(()) for _ in tokens]

@@ -227,7 +227,7 @@ class DFlash(Drafter):
     def open_prefix(self, request: int) -> None:
         self._reader.open_prefix(request)
 
-    def fork(self, prefix: int, request: int) -> None:
+    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
         self._reader.fork(prefix, request)
 
     def close(self, request: int) -> None:
@@ -237,7 +237,7 @@ class DFlash(Drafter):
         # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))
 
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
         keys = [block.self_attn.keys(context) for block in net.blocks]

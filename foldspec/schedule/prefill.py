@@ -32,11 +32,12 @@ def prefill(
     """
     logits = torch.empty(0)  # a prompt is never empty, so the last chunk replaces this
     for start in range(0, len(prompt), chunk):
-        ids = torch.tensor(prompt[start : start + chunk], device=device)
+        tokens = prompt[start : start + chunk]
+        ids = torch.tensor(tokens, device=device)
         rows = Rows.of([request], [start], [len(ids)])
         last = start + len(ids) == len(prompt)
         output = model(ids, ForwardPlan(rows, drafter.taps, (len(ids) - 1,) if last else ()), cache)
-        drafter.absorb(rows, output.taps)
+        drafter.absorb(rows, tokens, output.taps)
         logits = output.logits
         if progress is not None:
             progress(start + len(ids), len(prompt))

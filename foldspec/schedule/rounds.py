@@ -49,8 +49,9 @@ class Rounds:
 
         blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
         rows = Rows.of(ids, starts, [len(block) for block in blocks])
-        tokens = torch.tensor([token for block in blocks for token in block], device=self._device)
-        output = self.model(tokens, ForwardPlan(rows, self.drafter.taps), self.cache)
+        tokens = [token for block in blocks for token in block]
+        ids_of_rows = torch.tensor(tokens, device=self._device)
+        output = self.model(ids_of_rows, ForwardPlan(rows, self.drafter.taps), self.cache)
         verdicts = self.rule.decide(output.logits, proposals)
 
         rounds = []
@@ -59,10 +60,12 @@ class Rounds:
             committed = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
             rounds.append(Round(position, proposal.tokens, verdict.accepted, committed))
             request.rounds.append(rounds[-1])
-        self._keep(requests, rows, output.taps)
+        self._keep(requests, rows, tokens, output.taps)
         return rounds
 
-    def _keep(self, requests: Sequence[Request], rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def _keep(
+        self, requests: Sequence[Request], rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]
+    ) -> None:
         """Every cache keeps the committed entries and nothing else; the drafter takes in the new ones."""
         for request in requests:
             self.cache.truncate(request.id, request.anchor_pos)
@@ -76,4 +79,6 @@ class Rounds:
             [start for _, start, _ in going],
             [r.anchor_pos - start for r, start, _ in going],
         )
-        self.drafter.absorb(new, taps if len(kept) == rows.total else [tap[kept] for tap in taps])
+        if len(kept) < rows.total:
+            tokens, taps = [tokens[i] for i in kept], [tap[kept] for tap in taps]
+        self.drafter.absorb(new, tokens, taps)

@@ -35,6 +35,8 @@ def test_check_of_a_pair() -> None:
 def test_check_of_less_than_a_pair() -> None:
     alone = main("check", "--target", PAIR / "target", "--json").json["pair"]
     assert "drafter" not in alone and "verdict" not in alone
+    looked = main("check", "--target", PAIR / "target", "--drafter", "lookup", "--json").json["pair"]
+    assert looked == {**alone, "drafter": "lookup"}
     assert main("check", "--json").json["pair"] is None
     forced = main("check", "--kernels", "reference", "--json").json["environment"]["kernels"]["multi_read_attention"]
     assert forced["runs"] == "reference" and "asked for" in json.dumps(forced["refused"])

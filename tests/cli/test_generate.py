@@ -18,6 +18,7 @@ from cli.command import (
     copied,
     edit,
     generate,
+    main,
     pair_words,
     start,
     swap_ids,
@@ -71,6 +72,14 @@ def test_the_json_object() -> None:
     assert {"foldspec", "python", "torch", "device", "threads", "kernels"} <= traced["env"].keys()
     anchors = [r["anchor_pos"] for r in traced["rounds"]]
     assert anchors[0] == len(PROMPT) and anchors == sorted(set(anchors))
+
+
+def test_prompt_lookup_by_its_name() -> None:
+    arguments = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--json", "--trace", "--drafter", "lookup"]
+    done = main("generate", "--target", PAIR / "target", *arguments)
+    assert done.code == 0 and done.json["token_ids"] == ANSWER
+    assert done.json["settings"]["drafter"] == {"name": "lookup", "revision": None}
+    assert max(len(r["drafted"]) for r in done.json["rounds"]) > B - 1  # seven, not the pair's five
 
 
 def test_every_way_to_decode_gives_the_same_ids() -> None:

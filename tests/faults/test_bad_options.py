@@ -89,7 +89,6 @@ LATE: dict[str, tuple[str, ...]] = {
     "--page-size 8": ("page_size", "at least 16"),
     "--page-size 48": ("page_size", "power of two, not 48"),
     "--stop-ids 512": ("stop_ids", "512 is not one of the target's 512 ids"),
-    "--drafter lookup": ("--drafter", "not built yet"),
 }
 PROMPTS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("exactly one of -p, --prompt-file and --prompt-ids",),

@@ -258,7 +258,7 @@ def test_a_drafter_of_a_context_that_fits_is_the_plain_drafter_bit_for_bit(
                 drafter.open(request % 8)
                 for a, b in ((0, n // 2), (n // 2, n)):
                     if a < b:
-                        drafter.absorb(Rows.of([request % 8], [a], [b - a]), [tap[a:b] for tap in taps])
+                        drafter.absorb(Rows.of([request % 8], [a], [b - a]), [], [tap[a:b] for tap in taps])
                 drafter.propose(Rows.of([request % 8], [n], [1]), [3], [4])
                 drafter.close(request % 8)
             full, fold = seen

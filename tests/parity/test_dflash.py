@@ -114,7 +114,7 @@ def drawn_taps(count: int, network: Any) -> list[torch.Tensor]:
 
 
 def absorb(drafter: DFlash, request: int, taps: Sequence[torch.Tensor], first: int, last: int) -> None:
-    drafter.absorb(Rows.of([request], [first], [last - first]), [tap[first:last] for tap in taps])
+    drafter.absorb(Rows.of([request], [first], [last - first]), [], [tap[first:last] for tap in taps])
 
 
 @pytest.mark.parametrize(("context", "options"), READS, ids=str)
@@ -167,7 +167,7 @@ def test_requests_draft_together_as_alone(pair: Pair) -> None:
         for request in range(4):
             drafter.open(request)
         rows = Rows.of([0, 1, 3], [0, 0, 0], [3, 40, 17])
-        drafter.absorb(rows, [torch.cat([tap[:count] for count in rows.counts]) for tap in taps])
+        drafter.absorb(rows, [], [torch.cat([tap[:count] for count in rows.counts]) for tap in taps])
         together = drafter.propose(Rows.of(range(4), lengths, [1] * 4), anchors, budgets)
     assert [p.tokens for p in together] == [tokens[:most] for tokens, most in zip(alone, budgets, strict=True)]
 

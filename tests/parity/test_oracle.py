@@ -145,12 +145,12 @@ def rows_late(patch: Patch, _: Path) -> None:
     absorb = DFlash.absorb
     before: list[torch.Tensor] = []
 
-    def late(self: DFlash, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def late(self: DFlash, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         if rows.starts[0] == 0:
             before[:] = [tap[:1] for tap in taps]
         shifted = [torch.cat([old, tap[:-1]]) for old, tap in zip(before, taps, strict=True)]
         before[:] = [tap[-1:].clone() for tap in taps]
-        absorb(self, rows, shifted)
+        absorb(self, rows, tokens, shifted)
 
     patch.setattr(DFlash, "absorb", late)
 

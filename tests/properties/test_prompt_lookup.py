@@ -1,0 +1,168 @@
+"""Prompt lookup against a scan of the whole text, and its index after every rollback; through the engine, its output
+is plain decoding's and its drafts are the scan's."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foldspec import Engine, SamplingParams
+from foldspec.cache.rows import Rows
+from foldspec.drafters.prompt_lookup import PromptLookup
+from foldspec.errors import UsageError
+
+PAIR = tiny.PAIRS / "a_llama_zlab"
+
+
+def scan(ids: Sequence[int], count: int, longest: int) -> tuple[int, ...]:
+    """What the rule says, by looking everywhere."""
+    for n in range(longest, 0, -1):
+        for start in range(len(ids) - n - 1, -1, -1):
+            if list(ids[start : start + n]) == list(ids[len(ids) - n :]):
+                return tuple(ids[start + n : start + n + count])
+    return ()
+
+
+def absorb(drafter: PromptLookup, ids: Sequence[int], start: int = 0, request: int = 0) -> None:
+    drafter.absorb(Rows.of([request], [start], [len(ids)]), ids, [])
+
+
+def proposed(drafter: PromptLookup, n: int, anchor: int, budget: int, request: int = 0) -> tuple[int, ...]:
+    return drafter.propose(Rows.of([request], [n], [1]), [anchor], [budget])[0].tokens
+
+
+def state(drafter: PromptLookup, request: int = 0) -> dict[str, object]:
+    return copy.deepcopy(vars(drafter._indexes[request]))
+
+
+tokens = st.lists(st.integers(0, 3), max_size=12)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 30), tokens, st.integers(0, 3)), max_size=12),
+    longest=st.integers(1, 5),
+    budget=st.integers(0, 9),
+)
+def test_drafts_and_state_are_those_of_a_scan_after_every_rollback(
+    steps: list[tuple[int, list[int], int]], longest: int, budget: int
+) -> None:
+    drafter, ids = PromptLookup(9, longest), list[int]()
+    drafter.open(0)
+    for length, new, anchor in steps:
+        drafter.truncate(0, length)
+        ids = ids[:length]
+        absorb(drafter, new, len(ids))
+        ids += new
+        assert proposed(drafter, len(ids), anchor, budget) == (scan([*ids, anchor], budget, longest) if budget else ())
+    fresh = PromptLookup(9, longest)
+    fresh.open(0)
+    absorb(fresh, ids)
+    assert state(drafter) == state(fresh)
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts"),
+    [
+        ([5], ()),
+        ([5, 6], ()),
+        ([5, 5], (5,)),  # the anchor itself is all that followed
+        ([1, 2, 3, 9, 8, 3, 7, 1, 2, 3], (9, 8, 3, 7)),  # three tokens, though the one alone came later
+        ([1, 2, 9, 1, 2, 8, 1, 2], (8, 1, 2)),  # the most recent of two
+    ],
+)
+def test_known_texts(text: list[int], drafts: tuple[int, ...]) -> None:
+    drafter = PromptLookup(4)
+    drafter.open(0)
+    absorb(drafter, text[:-1])
+    assert proposed(drafter, len(text) - 1, text[-1], 4) == drafts
+
+
+def test_requests_know_nothing_of_each_other() -> None:
+    drafter = PromptLookup()
+    drafter.open(0)
+    drafter.fork(0, 1, [1, 2, 3])
+    drafter.absorb(Rows.of([0, 1], [0, 3], [2, 1]), [1, 7, 4], [])
+    rows = Rows.of([0, 1], [2, 4], [1, 1])
+    assert [p.tokens for p in drafter.propose(rows, [1, 1], [7, 7])] == [(7, 1), (2, 3, 4, 1)]
+    assert [p.tokens for p in drafter.propose(rows, [1, 1], [0, 1])] == [(), (2,)]
+    drafter.close(0)
+    assert proposed(drafter, 4, 2, 7, request=1) == (3, 4, 2)
+
+
+def test_a_round_costs_the_same_whatever_the_length() -> None:
+    """Work is counted in time, generously: a scan of this text takes thousands of times as long."""
+    drafter = PromptLookup()
+    drafter.open(0)
+    ids = tiny.prompt(200_000, vocabulary=50_000)
+    absorb(drafter, ids)
+    start = time.perf_counter()
+    for _ in range(100):
+        proposed(drafter, len(ids), 7, 7)
+        absorb(drafter, [7], len(ids))
+        drafter.truncate(0, len(ids))
+    assert (time.perf_counter() - start) / 100 < 1e-3
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(
+        target=str(PAIR / "target"), drafter=str(PAIR / "drafter"), page_size=16, prefill_chunk=50, max_context=512
+    ) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("file", ["len0023", "len0200", "len0400"])
+@pytest.mark.parametrize("restored", [False, True], ids=["fresh", "from a prefix"])
+def test_output_is_plain_decodings_and_drafts_are_the_scans(engine: Engine, file: str, restored: bool) -> None:
+    """Prefixes are kept through the pair's own drafter, which saw taps and no ids."""
+    ids, params = tiny.golden_cases(PAIR.name)[file]["prompts"][0], SamplingParams(max_tokens=48, ignore_eos=True)
+    plain = engine.using(draft_tokens=0).generate(ids, params)
+    lookup = engine.using(drafter="lookup")
+    if restored:
+        with engine.prefill(ids) as prefix:
+            done = lookup.generate(prefix, params)
+    else:
+        done = lookup.generate(ids, params)
+    assert done.token_ids == plain.token_ids
+    text, accepted = [*ids, *done.token_ids], 0
+    for r in done.rounds:
+        left = len(text) - r.anchor_pos - 1
+        assert r.drafted == scan(text[: r.anchor_pos + 1], min(7, left - 1), 3)
+        accepted += r.accepted
+    assert accepted > 0, "nothing was accepted, so nothing was rolled back or kept"
+
+
+def test_which_drafter_runs(engine: Engine) -> None:
+    """By name over a loaded pair; alone with a target; back to the pair's own; and what settings say."""
+    own = {"name": str(PAIR / "drafter"), "revision": None}
+    lookup = {"name": "lookup", "revision": None}
+    assert engine.settings()["drafter"] == own
+    assert engine.using(drafter="lookup").settings()["drafter"] == lookup
+    assert engine.using(drafter="lookup").using(drafter=None).settings()["drafter"] == own
+    assert engine.using(drafter="lookup", draft_tokens=0).settings()["drafter"] is None
+    ids, params = tiny.golden_cases(PAIR.name)["len0072"]["prompts"][0], SamplingParams(max_tokens=24, ignore_eos=True)
+    with Engine.load(target=str(PAIR / "target"), drafter="lookup") as alone:
+        assert alone.settings()["drafter"] == lookup
+        done, wanted = alone.generate(ids, params), engine.using(drafter="lookup").generate(ids, params)
+        assert (done.token_ids, done.rounds) == (wanted.token_ids, wanted.rounds)
+        assert alone.using(drafter=None).generate(ids, params).tau == 1
+        with alone.prefill(ids) as prefix:
+            assert alone.generate(prefix, params).token_ids == done.token_ids
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 12])
+def test_draft_tokens_is_the_number_looked_up(engine: Engine, drafts: int) -> None:
+    ids = tiny.golden_cases(PAIR.name)["len0200"]["prompts"][0]
+    done = engine.using(drafter="lookup", draft_tokens=drafts).generate(ids, SamplingParams(max_tokens=64))
+    assert max(len(r.drafted) for r in done.rounds) == drafts
+
+
+def test_a_name_that_is_none(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="no drafter without weights is called 'look'; known: lookup"):
+        engine.using(drafter="look")
