@@ -189,6 +189,9 @@ LANES_INLINE float sum(V a) {
   sums(a, a, a, a, out);
   return out[0];
 }
+#if defined(LANES_AVX512)
+LANES_INLINE float largest(V a) { return _mm512_reduce_max_ps(a); }
+#else
 LANES_INLINE float largest(V a) {
   float lane[W];
   store(lane, a);
@@ -196,6 +199,54 @@ LANES_INLINE float largest(V a) {
   for (int i = 1; i < W; i++) top = std::max(top, lane[i]);
   return top;
 }
+#endif
+
+// rows[j] + at, SQUARE floats each, for SQUARE rows -> to[i * step + j].
+#if defined(LANES_AVX512)
+constexpr int SQUARE = 16;
+LANES_INLINE void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
+  __m512 a[16], b[16];
+  for (int j = 0; j < 16; j++) a[j] = load(rows[j] + at);
+  for (int j = 0; j < 16; j += 2) {
+    b[j] = _mm512_unpacklo_ps(a[j], a[j + 1]);
+    b[j + 1] = _mm512_unpackhi_ps(a[j], a[j + 1]);
+  }
+  for (int j = 0; j < 16; j += 4) {  // a[j + c]: column c of each quarter, of rows j .. j+3
+    const __m512d low = _mm512_castps_pd(b[j]), high = _mm512_castps_pd(b[j + 1]);
+    const __m512d low2 = _mm512_castps_pd(b[j + 2]), high2 = _mm512_castps_pd(b[j + 3]);
+    a[j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, low2));
+    a[j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, low2));
+    a[j + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high, high2));
+    a[j + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high, high2));
+  }
+  for (int c = 0; c < 4; c++) {  // quarters of the four groups of rows onto their places
+    const __m512 even = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), odd = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+    const __m512 even2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
+    const __m512 odd2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+    store(to + c * step, _mm512_shuffle_f32x4(even, even2, 0x88));
+    store(to + (c + 4) * step, _mm512_shuffle_f32x4(odd, odd2, 0x88));
+    store(to + (c + 8) * step, _mm512_shuffle_f32x4(even, even2, 0xdd));
+    store(to + (c + 12) * step, _mm512_shuffle_f32x4(odd, odd2, 0xdd));
+  }
+}
+#elif defined(__x86_64__)
+constexpr int SQUARE = 4;
+LANES_INLINE void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
+  __m128 a = _mm_loadu_ps(rows[0] + at), b = _mm_loadu_ps(rows[1] + at);
+  __m128 c = _mm_loadu_ps(rows[2] + at), d = _mm_loadu_ps(rows[3] + at);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  _mm_storeu_ps(to, a);
+  _mm_storeu_ps(to + step, b);
+  _mm_storeu_ps(to + 2 * step, c);
+  _mm_storeu_ps(to + 3 * step, d);
+}
+#else
+constexpr int SQUARE = 4;
+LANES_INLINE void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) to[i * step + j] = rows[j][at + i];
+}
+#endif
 
 // exp(x) to about an ulp for x in -87.3 .. 88 (clamped beyond; NaN stays NaN): Cody and Waite's reduction, Cephes'
 // polynomial. One function for every lane of every vector: a row's values cannot depend on where the row lies.

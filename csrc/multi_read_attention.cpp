@@ -14,6 +14,11 @@ namespace foldspec {
 
 constexpr int BLOCK = 64, CHUNK = 1024, SLAB = 32;  // columns, columns, rows worked on at a time
 
+// Room for floats that begins with a cache line: vectors that straddle two take twice as long.
+inline float* aligned(int64_t floats) {
+  return static_cast<float*>(std::aligned_alloc(64, (sizeof(float) * floats + 64) / 64 * 64));
+}
+
 // The entries of one read: `runs` pairs (first slot, count); strides in floats, the last axis is packed.
 struct Entries {
   const float* data;
@@ -40,10 +45,10 @@ struct Mass {
   float top, sum;
 };
 
-// Walks the rows of an entry sequence upwards.
+// Walks the slots of an entry sequence upwards.
 class Cursor {
  public:
-  Cursor(const Entries& entries, int64_t head, int64_t column) : entries_(entries), head_(head * entries.head_stride) {
+  Cursor(const Entries& entries, int64_t column) : entries_(entries) {
     while (run_ < entries.run_count && column >= start_ + entries.runs[2 * run_ + 1]) {
       start_ += entries.runs[2 * run_ + 1];
       run_++;
@@ -54,12 +59,11 @@ class Cursor {
       start_ += entries_.runs[2 * run_ + 1];
       run_++;
     }
-    return entries_.data + (entries_.runs[2 * run_] + column - start_) * entries_.slot_stride + head_;
+    return entries_.data + (entries_.runs[2 * run_] + column - start_) * entries_.slot_stride;
   }
 
  private:
   const Entries& entries_;
-  const int64_t head_;
   int64_t run_ = 0, start_ = 0;
 };
 
@@ -88,49 +92,51 @@ constexpr int QUERIES = 4;  // queries of a register tile
 
 LANES_INLINE int64_t vectors(int64_t width) { return (width + W - 1) / W; }
 
-// Ask memory for a row that is about to be read: rows of one head are too far apart for the hardware to see a pattern.
-LANES_INLINE void ask(const float* row, int64_t width) {
-  for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
-}
+// Asks memory for the rows that come next, one every few steps of the work at hand: asked for all at once they would
+// fill the processor's list of misses, and the work would wait.
+struct Ahead {
+  const float* const* rows;
+  int count, width;  // of rows, floats of each
+  int every;         // steps to a row
+  int row = 0, wait = 0;
 
-// keys[0 .. count-1] -> turned[i * BLOCK + j]; columns beyond `count` are zeros up to a whole vector. Meanwhile asks
-// memory for `coming`, the keys of the next block.
-static void turn(const float* const* keys, const float* const* coming, int count, int64_t width, float* turned) {
+  inline __attribute__((always_inline)) void step() {
+    if (--wait > 0) return;
+    wait = every;
+    if (row >= count) return;
+    const float* next = rows[row++];
+    for (int i = 0; i < width; i += 16) __builtin_prefetch(next + i);
+  }
+};
+
+// keys[0 .. count-1] -> turned[i * BLOCK + j]; columns beyond `count` are zeros up to a whole vector.
+static void turn(const float* const* keys, int count, int64_t width, float* turned, Ahead& ahead) {
   const int padded = static_cast<int>(vectors(count)) * W;
   int j = 0;
-#if defined(__x86_64__)
-  for (; j + 4 <= count; j += 4) {
-    for (int t = 0; t < 4; t++) ask(coming[j + t], width);
+  for (; j + SQUARE <= count; j += SQUARE) {
     int64_t i = 0;
-    for (; i + 4 <= width; i += 4) {
-      __m128 a = _mm_loadu_ps(keys[j] + i), b = _mm_loadu_ps(keys[j + 1] + i);
-      __m128 c = _mm_loadu_ps(keys[j + 2] + i), d = _mm_loadu_ps(keys[j + 3] + i);
-      _MM_TRANSPOSE4_PS(a, b, c, d);
-      float* to = turned + i * BLOCK + j;
-      _mm_storeu_ps(to, a);
-      _mm_storeu_ps(to + BLOCK, b);
-      _mm_storeu_ps(to + 2 * BLOCK, c);
-      _mm_storeu_ps(to + 3 * BLOCK, d);
+    for (; i + SQUARE <= width; i += SQUARE) {
+      transpose(keys + j, i, turned + i * BLOCK + j, BLOCK);
+      for (int t = 0; t < SQUARE; t += 8) ahead.step();
     }
     for (; i < width; i++)
-      for (int t = 0; t < 4; t++) turned[i * BLOCK + j + t] = keys[j + t][i];
+      for (int t = 0; t < SQUARE; t++) turned[i * BLOCK + j + t] = keys[j + t][i];
   }
-#endif
-  for (; j < count; j++) {
-    ask(coming[j], width);
+  for (; j < count; j++)
     for (int64_t i = 0; i < width; i++) turned[i * BLOCK + j] = keys[j][i];
-  }
   for (; j < padded; j++)
     for (int64_t i = 0; i < width; i++) turned[i * BLOCK + j] = 0;
 }
 
 // scores[r][j] = q_r . key_j for R queries and C vectors of columns.
 template <int R, int C>
-static void score_tile(const float* const* q, const float* turned, int64_t width, float* scores) {
+static void score_tile(const float* const* q, const float* turned, int64_t width, float* scores, Ahead& ahead) {
   V sum[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) sum[r][c] = zero();
+  Ahead next = ahead;
   for (int64_t i = 0; i < width; i++) {
+    next.step();
     V key[C];
     for (int c = 0; c < C; c++) key[c] = load(turned + i * BLOCK + c * W);
     for (int r = 0; r < R; r++) {
@@ -138,16 +144,17 @@ static void score_tile(const float* const* q, const float* turned, int64_t width
       for (int c = 0; c < C; c++) sum[r][c] = fma(a, key[c], sum[r][c]);
     }
   }
+  ahead = next;
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) store(scores + r * BLOCK + c * W, sum[r][c]);
 }
 
 template <int R>
-static void score(const float* const* q, const float* turned, int64_t width, int used, float* scores) {
+static void score(const float* const* q, const float* turned, int64_t width, int used, float* scores, Ahead& ahead) {
   constexpr int C = ROWS == 8 ? 4 : 2;
   int c = 0;
-  for (; c + C <= used; c += C) score_tile<R, C>(q, turned + c * W, width, scores + c * W);
-  for (; c < used; c++) score_tile<R, 1>(q, turned + c * W, width, scores + c * W);
+  for (; c + C <= used; c += C) score_tile<R, C>(q, turned + c * W, width, scores + c * W, ahead);
+  for (; c < used; c++) score_tile<R, 1>(q, turned + c * W, width, scores + c * W, ahead);
 }
 
 // Scores of one query over a block -> exp(scale * score - top), 0 outside columns low .. high-1; `mass` takes them in.
@@ -172,8 +179,8 @@ static float soften(float* scores, int low, int high, int used, float scale, Mas
     store(scores + c * W, p);
     sum_of = add(sum_of, p);
   }
-  float shrink = 0;
-  if (mass.top != -INFINITY) {
+  float shrink = mass.top == new_top ? 1.0f : 0.0f;
+  if (shrink == 0 && mass.top != -INFINITY) {
     float lanes[W];
     store(lanes, exp(all(mass.top - new_top)));
     shrink = lanes[0];
@@ -183,39 +190,39 @@ static float soften(float* scores, int low, int high, int used, float scale, Mas
 }
 
 // out[r] += sum_j p[r][j] * value_j over columns low .. high-1, for R queries and C vectors of the value's width, the
-// last of them `rest` lanes wide. Asks memory for `coming`, the values of the next block, if there are any.
+// last of them `rest` lanes wide.
 template <int R, int C>
 static void weigh_tile(
-    const float* p, const float* const* values, const float* const* coming, int low, int high, float* const* out,
-    int64_t at, int rest) {
+    const float* p, const float* const* values, int low, int high, float* const* out, int64_t at, int rest,
+    Ahead& ahead) {
   V sum[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) sum[r][c] = load(out[r] + at + c * W);
+  Ahead next = ahead;
   for (int j = low; j < high; j++) {
+    next.step();
     V value[C];
     for (int c = 0; c < C; c++)
       value[c] = c + 1 < C || rest == W ? load(values[j] + at + c * W) : load(values[j] + at + c * W, rest);
-    if (coming)
-      for (int c = 0; c < C; c++) __builtin_prefetch(coming[j] + at + c * W);
     for (int r = 0; r < R; r++) {
       const V a = all(p[r * BLOCK + j]);
       for (int c = 0; c < C; c++) sum[r][c] = fma(a, value[c], sum[r][c]);
     }
   }
+  ahead = next;
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) store(out[r] + at + c * W, sum[r][c]);
 }
 
 template <int R>
 static void weigh(
-    const float* p, const float* const* values, const float* const* coming, int low, int high, float* const* out,
-    int64_t width) {
+    const float* p, const float* const* values, int low, int high, float* const* out, int64_t width, Ahead& ahead) {
   constexpr int C = ROWS == 8 ? 4 : 2;
   const int64_t used = vectors(width);
   const int rest = static_cast<int>(width - (used - 1) * W);
   int64_t c = 0;
-  for (; c + C <= used; c += C) weigh_tile<R, C>(p, values, coming, low, high, out, c * W, c + C == used ? rest : W);
-  for (; c < used; c++) weigh_tile<R, 1>(p, values, coming, low, high, out, c * W, c + 1 == used ? rest : W);
+  for (; c + C <= used; c += C) weigh_tile<R, C>(p, values, low, high, out, c * W, c + C == used ? rest : W, ahead);
+  for (; c < used; c++) weigh_tile<R, 1>(p, values, low, high, out, c * W, c + 1 == used ? rest : W, ahead);
 }
 
 // A row's share low .. high-1 of the block that begins at column `begin`.
@@ -224,16 +231,73 @@ LANES_INLINE void share(const Read& read, int64_t row, int64_t begin, int& low, 
   high = static_cast<int>(std::max<int64_t>(low, std::min<int64_t>(BLOCK, read.last[row] - begin)));
 }
 
-// Queries rows x group of one kv head over one chunk: out [queries][padded width] and mass [queries].
-static void chunk(
-    const Read& read, const Shape& shape, int64_t row0, int64_t rows, int64_t kv_head, int64_t begin, float* turned,
-    float* out, Mass* mass) {
+// One kv head's part of a block: addresses of its rows, `shift` floats on in every slot.
+LANES_INLINE void shifted(const float* const* slots, int64_t shift, const float** rows) {
+  for (int j = 0; j < BLOCK; j++) rows[j] = slots[j] + shift;
+}
+
+// Queries rows x group of one kv head over one block of columns that begins at `column`; `keys` and `values` are its
+// rows. Adds to out [queries][padded width] and mass
+// [queries].
+static void block(
+    const Read& read, const Shape& shape, int64_t row0, int64_t rows, int64_t kv_head, int64_t column, int high,
+    const float* turned, const float* const* values, Ahead& ahead, float* out, Mass* mass) {
   const int64_t group = shape.group(), queries = rows * group, padded = vectors(shape.value_width) * W;
-  std::memset(out, 0, sizeof(float) * queries * padded);
-  for (int64_t i = 0; i < queries; i++) mass[i] = {-INFINITY, 0};
+  const int used = static_cast<int>(vectors(high));
   float scores[QUERIES * BLOCK];
-  // rows of this block and of the next, two places each
-  const float *key_rows[2][BLOCK], *value_rows[2][BLOCK];
+  for (int64_t i = 0; i < queries; i += QUERIES) {
+    const int count = static_cast<int>(std::min<int64_t>(QUERIES, queries - i));
+    const float* q[QUERIES];
+    float* to_out[QUERIES];
+    int lows[QUERIES], highs[QUERIES];
+    bool alike = true, any = false;
+    for (int r = 0; r < count; r++) {
+      const int64_t row = row0 + (i + r) / group, head = kv_head * group + (i + r) % group;
+      q[r] = read.q + (row * shape.heads + head) * shape.key_width;
+      to_out[r] = out + (i + r) * padded;
+      share(read, row, column, lows[r], highs[r]);
+      alike = alike && lows[r] == lows[0] && highs[r] == highs[0];
+      any = any || lows[r] < highs[r];
+    }
+    if (!any) continue;
+    switch (count) {
+      case 4: score<4>(q, turned, shape.key_width, used, scores, ahead); break;
+      case 3: score<3>(q, turned, shape.key_width, used, scores, ahead); break;
+      case 2: score<2>(q, turned, shape.key_width, used, scores, ahead); break;
+      default: score<1>(q, turned, shape.key_width, used, scores, ahead);
+    }
+    for (int r = 0; r < count; r++) {
+      if (lows[r] >= highs[r]) continue;
+      const float shrink = soften(scores + r * BLOCK, lows[r], highs[r], used, read.scale, mass[i + r]);
+      if (shrink != 1.0f)
+        for (int64_t c = 0; c < padded; c += W) store(to_out[r] + c, mul(load(to_out[r] + c), all(shrink)));
+    }
+    // rows that see different columns go one by one: nothing that one of them does not see is multiplied for it
+    if (alike && count > 1) {
+      switch (count) {
+        case 4: weigh<4>(scores, values, lows[0], highs[0], to_out, shape.value_width, ahead); break;
+        case 3: weigh<3>(scores, values, lows[0], highs[0], to_out, shape.value_width, ahead); break;
+        default: weigh<2>(scores, values, lows[0], highs[0], to_out, shape.value_width, ahead);
+      }
+    } else {
+      for (int r = 0; r < count; r++) {
+        
+        weigh<1>(scores + r * BLOCK, values, lows[r], highs[r], to_out + r, shape.value_width, ahead);
+      }
+    }
+  }
+}
+
+// Queries rows x group of kv heads head0 .. head0+heads-1 over one chunk: out [heads][queries][padded width] and mass
+// [heads][queries]. The heads take turns block by block, so that memory is read in the order in which it lies.
+static void chunk(
+    const Read& read, const Shape& shape, int64_t row0, int64_t rows, int64_t head0, int64_t heads, int64_t begin,
+    float* turned, float* out, Mass* mass) {
+  const int64_t queries = rows * shape.group(), padded = vectors(shape.value_width) * W;
+  std::memset(out, 0, sizeof(float) * heads * queries * padded);
+  for (int64_t i = 0; i < heads * queries; i++) mass[i] = {-INFINITY, 0};
+  // slots of this block and of the next, two places each
+  const float *key_slots[2][BLOCK], *value_slots[2][BLOCK];
   int64_t seen_first = INT64_MAX, seen_last = 0;
   for (int64_t r = row0; r < row0 + rows; r++) {
     if (read.first[r] >= read.last[r]) continue;
@@ -243,7 +307,7 @@ static void chunk(
   const int64_t from = std::max(begin, seen_first / BLOCK * BLOCK), to = std::min(begin + CHUNK, seen_last);
   if (from >= to) return;
   const int64_t start = std::max(from, seen_first);
-  Cursor key_at(read.keys, kv_head, start), value_at(read.values, kv_head, start);
+  Cursor key_at(read.keys, start), value_at(read.values, start);
   // What any row sees of a block; columns that no row sees get a row that some row does, and are masked.
   const auto find = [&](int64_t column, const float** keys, const float** values) {
     const int low = static_cast<int>(std::max<int64_t>(0, start - column));
@@ -258,54 +322,30 @@ static void chunk(
     std::fill(values + high, values + BLOCK, values[high - 1]);
     return high;
   };
-  int high = find(from, key_rows[0], value_rows[0]), next_high = 0, now = 0;
+  // The 2 * BLOCK slots of the next block are spread over the steps of this one, in the order in which they lie: every
+  // tile of queries takes as many steps as a key is wide, and one for each column.
+  const int64_t steps = heads * ((queries + QUERIES - 1) / QUERIES) * (shape.key_width + BLOCK);
+  const int every = static_cast<int>(std::max<int64_t>(1, steps / (2 * BLOCK)));
+  const int64_t span = std::max((heads - 1) * read.keys.head_stride + shape.key_width,
+                                (heads - 1) * read.values.head_stride + shape.value_width);
+  int high = find(from, key_slots[0], value_slots[0]), next_high = 0, now = 0;
   for (int64_t column = from; column < to; column += BLOCK, high = next_high, now ^= 1) {
-    const float **keys = key_rows[now], **values = value_rows[now];
     const bool more = column + BLOCK < to;
-    if (more) next_high = find(column + BLOCK, key_rows[now ^ 1], value_rows[now ^ 1]);
-    turn(keys, key_rows[more ? now ^ 1 : now], high, shape.key_width, turned);
-    const float* const* coming = more ? value_rows[now ^ 1] : nullptr;
-    const int used = static_cast<int>(vectors(high));
-    for (int64_t i = 0; i < queries; i += QUERIES) {
-      const int count = static_cast<int>(std::min<int64_t>(QUERIES, queries - i));
-      const float* q[QUERIES];
-      float* to_out[QUERIES];
-      int lows[QUERIES], highs[QUERIES];
-      bool alike = true, any = false;
-      for (int r = 0; r < count; r++) {
-        const int64_t row = row0 + (i + r) / group, head = kv_head * group + (i + r) % group;
-        q[r] = read.q + (row * shape.heads + head) * shape.key_width;
-        to_out[r] = out + (i + r) * padded;
-        share(read, row, column, lows[r], highs[r]);
-        alike = alike && lows[r] == lows[0] && highs[r] == highs[0];
-        any = any || lows[r] < highs[r];
-      }
-      if (!any) continue;
-      switch (count) {
-        case 4: score<4>(q, turned, shape.key_width, used, scores); break;
-        case 3: score<3>(q, turned, shape.key_width, used, scores); break;
-        case 2: score<2>(q, turned, shape.key_width, used, scores); break;
-        default: score<1>(q, turned, shape.key_width, used, scores);
-      }
-      for (int r = 0; r < count; r++) {
-        if (lows[r] >= highs[r]) continue;
-        const float shrink = soften(scores + r * BLOCK, lows[r], highs[r], used, read.scale, mass[i + r]);
-        if (shrink != 1.0f)
-          for (int64_t c = 0; c < padded; c += W) store(to_out[r] + c, mul(load(to_out[r] + c), all(shrink)));
-      }
-      // rows that see different columns go one by one: nothing that one of them does not see is multiplied for it
-      if (alike && count > 1) {
-        switch (count) {
-          case 4: weigh<4>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width); break;
-          case 3: weigh<3>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width); break;
-          default: weigh<2>(scores, values, i ? nullptr : coming, lows[0], highs[0], to_out, shape.value_width);
-        }
-      } else {
-        for (int r = 0; r < count; r++) {
-          const float* const* ahead = i + r ? nullptr : coming;
-          weigh<1>(scores + r * BLOCK, values, ahead, lows[r], highs[r], to_out + r, shape.value_width);
-        }
-      }
+    if (more) next_high = find(column + BLOCK, key_slots[now ^ 1], value_slots[now ^ 1]);
+    const float* coming[2 * BLOCK];
+    if (more) {
+      shifted(key_slots[now ^ 1], head0 * read.keys.head_stride, coming);
+      shifted(value_slots[now ^ 1], head0 * read.values.head_stride, coming + BLOCK);
+    }
+    Ahead ahead = {coming, more ? 2 * BLOCK : 0, static_cast<int>(span), every};
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t key_shift = (head0 + h) * read.keys.head_stride, value_shift = (head0 + h) * read.values.head_stride;
+      const float *keys[BLOCK], *values[BLOCK];
+      shifted(key_slots[now], key_shift, keys);
+      shifted(value_slots[now], value_shift, values);
+      turn(keys, high, shape.key_width, turned, ahead);
+      block(read, shape, row0, rows, head0 + h, column, high, turned, values, ahead, out + h * queries * padded,
+            mass + h * queries);
     }
   }
 }
@@ -366,17 +406,19 @@ static void multi_read_attention(
       chunks[i] = low < high ? (high + CHUNK - 1) / CHUNK - first_chunk[i] : 0;
       offset[i + 1] = offset[i] + chunks[i];
     }
-    // of each (kv head, chunk): sums [queries][padded] and mass [queries]
+    // of each (chunk, kv head): sums [queries][padded] and mass [queries]
     const int64_t parts = offset[read_count], sums_step = queries * padded;
     std::vector<float> sums_of(kv_heads * parts * sums_step);
     std::vector<Mass> mass_of(kv_heads * parts * queries);
-    Pool::here().run(kv_heads * parts, threads, [&](int64_t unit) {
-      const int64_t part = unit % parts, head = unit / parts;
+    // a unit of work is a chunk, or one head of it where chunks are too few for the threads
+    const int64_t heads = threads <= 1 || parts >= 4 * threads ? kv_heads : 1, shares = kv_heads / heads;
+    Pool::here().run(parts * shares, threads, [&](int64_t unit) {
+      const int64_t part = unit / shares, head = unit % shares, at = part * kv_heads + head;
       int64_t i = 0;
       while (part >= offset[i + 1]) i++;
-      std::vector<float> turned(shape.key_width * BLOCK);
-      chunk(reads[i], shape, row0, rows, head, (first_chunk[i] + part - offset[i]) * CHUNK, turned.data(),
-            sums_of.data() + unit * sums_step, mass_of.data() + unit * queries);
+      const std::unique_ptr<float, void (*)(void*)> turned(aligned(shape.key_width * BLOCK), std::free);
+      chunk(reads[i], shape, row0, rows, head, heads, (first_chunk[i] + part - offset[i]) * CHUNK, turned.get(),
+            sums_of.data() + at * sums_step, mass_of.data() + at * queries);
     });
     std::vector<float> scratch(read_count * shape.value_width);
     std::vector<const float*> from(read_count);
@@ -384,11 +426,11 @@ static void multi_read_attention(
     for (int64_t head = 0; head < kv_heads; head++) {
       for (int64_t query = 0; query < queries; query++) {
         for (int64_t i = 0; i < read_count; i++) {
-          from[i] = sums_of.data() + (head * parts + offset[i]) * sums_step + query * padded;
-          mass[i] = mass_of.data() + (head * parts + offset[i]) * queries + query;
+          from[i] = sums_of.data() + (offset[i] * kv_heads + head) * sums_step + query * padded;
+          mass[i] = mass_of.data() + (offset[i] * kv_heads + head) * queries + query;
         }
         const int64_t at = (row0 + query / group) * shape.heads + head * group + query % group;
-        merge(reads, read_count, chunks.data(), from.data(), mass.data(), sums_step, queries, shape.value_width,
+        merge(reads, read_count, chunks.data(), from.data(), mass.data(), kv_heads * sums_step, kv_heads * queries, shape.value_width,
               out + at * shape.value_width, lse + at, shape.rows * shape.heads, scratch.data());
       }
     }

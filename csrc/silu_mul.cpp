@@ -8,9 +8,11 @@
 
 using namespace foldspec;
 
-// gate, up, y: `count` packed fp32 values each.
-EXPORT void foldspec_silu_mul(const float* gate, const float* up, float* y, int64_t count, int threads, int isa) {
-  CALL(isa, silu_mul(gate, up, y, count, threads));
+// gate and up [rows, width] fp32, `step` floats from row to row; y [rows, width] packed.
+EXPORT void foldspec_silu_mul(
+    const float* gate, const float* up, float* y, int64_t rows, int64_t width, int64_t gate_step, int64_t up_step,
+    int threads, int isa) {
+  CALL(isa, silu_mul(gate, up, y, rows, width, gate_step, up_step, threads));
 }
 
 #else
@@ -22,15 +24,20 @@ LANES_INLINE V silu_mul_one(V gate, V up) {
   return mul(div(gate, add(all(1.0f), exp(mul(gate, all(-1.0f))))), up);
 }
 
-static void silu_mul(const float* gate, const float* up, float* y, int64_t count, int threads) {
-  const int64_t band = 1 << 14;
-  Pool::here().run((count + band - 1) / band, threads, [&](int64_t part) {
-    int64_t i = part * band;
-    const int64_t end = std::min(count, i + band);
-    for (; i + W <= end; i += W) store(y + i, silu_mul_one(load(gate + i), load(up + i)));
-    if (i < end) {
-      const int rest = static_cast<int>(end - i);
-      store(y + i, silu_mul_one(load(gate + i, rest), load(up + i, rest)), rest);
+static void silu_mul(
+    const float* gate, const float* up, float* y, int64_t rows, int64_t width, int64_t gate_step, int64_t up_step,
+    int threads) {
+  const int64_t band = std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(1, width));  // rows
+  Pool::here().run((rows + band - 1) / band, threads, [&](int64_t part) {
+    for (int64_t r = part * band; r < std::min(rows, (part + 1) * band); r++) {
+      const float *g = gate + r * gate_step, *u = up + r * up_step;
+      float* to = y + r * width;
+      int64_t i = 0;
+      for (; i + W <= width; i += W) store(to + i, silu_mul_one(load(g + i), load(u + i)));
+      if (i < width) {
+        const int rest = static_cast<int>(width - i);
+        store(to + i, silu_mul_one(load(g + i, rest), load(u + i, rest)), rest);
+      }
     }
   });
 }

@@ -10,24 +10,21 @@ import contextlib
 import io
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__
+from foldspec import __version__, cli_bench
+from foldspec.cli_shared import INTERRUPTED, add_engine, add_pair, ctrl_c_waits, engine_options, notices
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from foldspec.options import COVERAGES, DTYPES, FAR_BOUNDARIES, WEIGHTS, MethodOptions, SamplingParams
+from foldspec.options import COVERAGES, FAR_BOUNDARIES, MethodOptions, SamplingParams
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
     from foldspec.records import Completion
 
 __all__ = ["main"]
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,31 +78,6 @@ def _drop_broken_streams() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-@contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Hold Ctrl-C back while torch is imported, where it may get lost, and while output is written, which may else be
-    torn or come twice. A second press does not wait."""
-    main_thread = threading.current_thread() is threading.main_thread()
-    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    pressed = False
-
-    def press(*_: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if pressed:
-        raise KeyboardInterrupt
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, do=f"see {self.prog} --help")
@@ -118,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="generate text with a pair", allow_abbrev=False)
     generate.set_defaults(command=_generate)
-    _add_pair(generate)
+    add_pair(generate)
     prompt = generate.add_argument_group("prompt (one of the first three)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="a text file, or - for stdin")
@@ -143,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
-    _add_engine(generate)
+    add_engine(generate)
     output = generate.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
     output.add_argument("--trace", action="store_true", help="with --json: every round")
@@ -151,39 +123,16 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="what runs here, and whether a pair fits together", allow_abbrev=False)
     check.set_defaults(command=_check)
-    _add_pair(check)
-    _add_engine(check)
+    add_pair(check)
+    add_engine(check)
     check.add_argument("--json", action="store_true", help="print one JSON object")
+
+    cli_bench.add(commands.add_parser("bench", help="measure methods against plain decoding", allow_abbrev=False))
 
     models = commands.add_parser("models", help="the pairs, architectures and methods that foldspec knows")
     models.set_defaults(command=_models)
     models.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _add_pair(parser: argparse.ArgumentParser) -> None:
-    pair = parser.add_argument_group("pair")
-    pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
-    pair.add_argument("--target", metavar="T", help="a folder or a hub id")
-    pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, lookup, or none for plain decoding")
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
-    engine.add_argument("--dtype", default="auto", choices=DTYPES)
-    engine.add_argument("--weights", default="auto", choices=WEIGHTS, help="how weights are held in memory")
-    engine.add_argument("--threads", type=int, metavar="N")
-    engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
-    engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
-    engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
-    engine.add_argument("--page-size", type=int, default=256, metavar="N", help="cache entries a page")
-    engine.add_argument("--offline", action="store_true", help="open no socket")
-
-
-def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
-    return {name: getattr(options, name) for name in names}
 
 
 def _method(options: argparse.Namespace) -> dict[str, Any]:
@@ -212,7 +161,7 @@ def _generate(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
     )
     method, prompt = _method(options), _prompt(options)
-    with _ctrl_c_waits():
+    with ctrl_c_waits():
         from foldspec.engine import Engine
         from foldspec.terminal import Terminal, summary
 
@@ -223,20 +172,20 @@ def _generate(options: argparse.Namespace) -> int:
             drafter=options.drafter,
             progress=terminal.progress,
             **method,
-            **_engine_options(options),
+            **engine_options(options),
         )
         if not options.quiet:
-            _notices(engine.notices)
+            notices(engine.notices)
         ids, chat = _encode(engine, prompt, options)
         generation = engine.stream(ids, params)
         code = 0
         try:
             for _ in generation:
-                with _ctrl_c_waits():
+                with ctrl_c_waits():
                     terminal.update(generation.completion)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        with _ctrl_c_waits():  # who presses twice still gets the results
+        with ctrl_c_waits():  # who presses twice still gets the results
             if code:
                 generation.close()
             terminal.end(generation.completion)
@@ -327,21 +276,21 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    with _ctrl_c_waits():
+    with ctrl_c_waits():
         from foldspec.engine import split_options
         from foldspec.report import check
         from foldspec.terminal import Terminal
 
-    engine_options, _ = split_options(_engine_options(options))
+    chosen, _ = split_options(engine_options(options))
     with Terminal(quiet=False) as terminal:
         report = check(
-            engine_options,
+            chosen,
             options.pair,
             target=options.target,
             drafter=options.drafter,
             progress=terminal.progress,
         )
-    _notices(report.pop("notices"))
+    notices(report.pop("notices"))
     if options.json:
         print(json.dumps(report))
         return 0
@@ -351,11 +300,6 @@ def _check(options: argparse.Namespace) -> int:
             for line in _lines(values):
                 print(f"  {line}")
     return 0
-
-
-def _notices(lines: Sequence[str]) -> None:
-    for line in lines:
-        print(f"foldspec: {' '.join(line.split())}", file=sys.stderr)
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:
@@ -370,7 +314,7 @@ def _lines(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _models(options: argparse.Namespace) -> int:
-    with _ctrl_c_waits():
+    with ctrl_c_waits():
         from foldspec.engine import cache_folder
         from foldspec.report import known
 

@@ -21,7 +21,8 @@ from foldspec.report import environment
 from foldspec.resources import Prefix, Resources, choose_operators, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
-from foldspec.text.chat import need_template
+from foldspec.schedule.trace import Mark
+from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
 
@@ -120,6 +121,40 @@ class Engine:
     def lossless(self) -> bool:
         """Whether output follows the target's own law."""
         return self._rule.lossless
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The target's chat template, if it has one."""
+        return self._resources.found.template
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids at which the checkpoint itself ends a text."""
+        return self._resources.found.stop_ids
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of the target's ids."""
+        return self._resources.found.model.vocabulary
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output that a request may hold."""
+        return self._resources.max_context
+
+    def bytes_read(self, n: int) -> int:
+        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once.
+        Embedding tables count where they are the head as well."""
+        model, spec = self._resources.found.model, self._resources.cache.spec
+        weights = sum(p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name)
+        names = [name for name, p in model.named_parameters() if p is model.head_weight]
+        if any("embed_tokens" in name for name in names):
+            weights += model.head_weight.nbytes
+        return weights + n * spec.bytes_per_entry + self._drafter.bytes_read(n)
+
+    def listen(self, mark: Mark) -> None:
+        """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
+        self._rounds.mark = mark
 
     def encode(self, prompt: Prompt, **switches: Any) -> tuple[int, ...]:
         """Ids of a prompt: of text as it stands, of messages through the chat template (``switches`` are its

@@ -6,7 +6,7 @@ line and exits with ``error.exit_code``; library users catch the class they care
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "FoldspecError", "PairError", "ResourceError", "UsageError"]
+__all__ = ["CheckpointError", "FoldspecError", "MeasurementError", "PairError", "ResourceError", "UsageError"]
 
 
 class FoldspecError(Exception):
@@ -46,3 +46,7 @@ class ResourceError(FoldspecError):
     """Memory, disk, device or network that is not there."""
 
     exit_code = 4
+
+
+class MeasurementError(FoldspecError):
+    """A measurement that cannot be believed: the thing measured, or the way of measuring it, breaks its own rules."""

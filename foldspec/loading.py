@@ -24,7 +24,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import matrices
+from foldspec.models.layers import matrices, settle
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
@@ -128,7 +128,11 @@ def held_dtype(
             )
         return held
     stored = {entry.dtype for entry in checkpoint.weights.entries.values() if len(entry.shape) > 1}
-    if mixed and stored == {"BF16"} and kernels.compiles("linear", Facts(device.type, dtype, torch.bfloat16)):
+    if (
+        mixed
+        and stored == {"BF16"}
+        and kernels.compiles("linear", Facts(device.type, dtype, torch.bfloat16, packed=True))
+    ):
         return torch.bfloat16
     return dtype
 
@@ -157,6 +161,7 @@ def load_pair(
         rename=found.model.parameter_name,
         progress=progress,
     )
+    settle(found.model, kernels, dtype)
     if found.network is not None and found.drafter is not None:
         load_into(
             found.network,
@@ -168,6 +173,7 @@ def load_pair(
             integer=found.network.integer,
             progress=progress,
         )
+        settle(found.network, kernels, dtype)
         found.network.check(found.model)
 
 

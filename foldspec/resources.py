@@ -17,11 +17,12 @@ from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, silu_mul
+from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.schedule.prefill import prefill
+from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = ["Prefix", "Resources", "choose_operators", "pick_context", "pick_device", "pick_dtype"]
 
@@ -32,12 +33,14 @@ REQUESTS = 2  # full-length requests that the pools hold: one kept prefix, and o
 class Prefix:
     """A prompt that has been prefilled. Requests that start from it share its pages, read-only.
 
-    ``logits`` [1, vocabulary] of its last token; ``seconds`` that the prefill took.
+    ``logits`` [1, vocabulary] of its last token; ``seconds`` that the prefill took, ``draft_seconds`` of them for the
+    drafter's part (where the device works while Python goes on, a GPU, that is only what Python waited).
     """
 
     token_ids: tuple[int, ...]
     logits: torch.Tensor
     seconds: float
+    draft_seconds: float
     request: int
     _resources: Resources | None = field(repr=False)
 
@@ -45,6 +48,13 @@ class Prefix:
         """Raises :class:`UsageError` if it is closed or was made over other weights."""
         if self._resources is not resources:
             raise UsageError("this prefix is closed or belongs to other weights", do="call prefill of this engine")
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Entries that target and drafter hold of it: always its length (a drafter may hold none)."""
+        assert self._resources is not None, "a closed prefix holds nothing"
+        resources = self._resources
+        return resources.cache.tables.length(self.request), resources.prefix_drafter.held(self.request)
 
     def close(self) -> None:
         """Free its pages. Requests that run from it go on."""
@@ -160,7 +170,7 @@ class Resources:
         self.cache.close(request)
         drafter.close(request)
 
-    def run_prompt(self, request: int, prompt: Sequence[int], drafter: Drafter) -> torch.Tensor:
+    def run_prompt(self, request: int, prompt: Sequence[int], drafter: Drafter, mark: Mark = unmarked) -> torch.Tensor:
         """Prefill an open request; the logits [1, vocabulary] of its last token."""
         progress = self.progress
         return prefill(
@@ -172,20 +182,22 @@ class Resources:
             chunk=self.chunk,
             device=self.device,
             progress=None if progress is None else lambda done, total: progress("prefill", done, total),
+            mark=mark,
         )
 
     def prefill(self, prompt: tuple[int, ...]) -> Prefix:
         """Prefill a prompt and keep it."""
         self.check_room(prompt)
-        start, request, drafter = time.perf_counter(), self.new_id(), self.prefix_drafter
+        start, watch = time.perf_counter(), Stopwatch()
+        request, drafter = self.new_id(), self.prefix_drafter
         try:
             self.cache.open(request)
             drafter.open_prefix(request)
-            logits = self.run_prompt(request, prompt, drafter)
+            logits = self.run_prompt(request, prompt, drafter, watch)
         except BaseException:
             self.close(request, drafter)
             raise
-        return Prefix(prompt, logits, time.perf_counter() - start, request, self)
+        return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
 
 
 def choose_operators(
@@ -194,8 +206,11 @@ def choose_operators(
     """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
     choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
     kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
-    kernels.choose("linear", linear.Facts(device.type, dtype, held))
+    packed = linear.Facts(device.type, dtype, held, packed=True)
+    kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
+    kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
 
 
 def pick_device(name: str) -> torch.device:

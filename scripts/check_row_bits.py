@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from foldspec.engine import cache_folder
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
+from foldspec.kernels.linear import Facts
+from foldspec.kernels.linear.panels import pack
 from foldspec.kernels.multi_read_attention import Entries, ReadArgs
 
 ROWS = (2, 3, 5, 8, 16, 33)
@@ -51,10 +52,14 @@ def attention(kernels: Kernels, heads: int, kv_heads: int, width: int, length: i
 def cases(kernels: Kernels) -> Iterator[tuple[str, Callable[[torch.Tensor], torch.Tensor], int]]:
     """(what it is, rows [n, width] -> rows, width)."""
     for out, width in ((1536, 576), (576, 1536), (48, 32)):
-        yield f"linear {width} -> {out}", partial(kernels.linear, weight=torch.randn(out, width)), width
+        weight = torch.randn(out, width)
+        packed = kernels.compiles("linear", Facts("cpu", torch.float32, torch.float32, packed=True))
+        if packed:
+            pack(weight)
+        yield f"linear {width} -> {out}", partial(kernels.linear, weight=weight, packed=packed), width
     for width in (576, 577, 1531, 1536):
         yield f"silu_mul {width}", lambda x: kernels.silu_mul(x, x), width
-        yield f"rms_norm {width}", lambda x: F.rms_norm(x, x.shape[1:], None, 1e-5), width
+        yield f"rms_norm {width}", partial(kernels.rms_norm, weight=torch.ones(width), eps=1e-5), width
     for heads, kv_heads, width in ((9, 3, 64), (32, 8, 128)):
         for length in (100, 1500):
             run = attention(kernels, heads, kv_heads, width, length)

@@ -107,7 +107,8 @@ def make_data(options: argparse.Namespace) -> None:
 
 def train_dflash(options: argparse.Namespace) -> None:
     """The ``train`` command for ``--kind dflash``."""
-    found, dtype, device = load_target(options, Kernels("auto", Library(cache_folder() / "kernels")))
+    # on torch alone: compiled kernels hold weights in a layout of their own, and are not needed for one text
+    found, dtype, device = load_target(options, Kernels("reference"))
     facts = json.loads((options.data / "data.json").read_text())["plan"]
     if facts["target"] != found.target.source:
         raise UsageError(f"holds texts of {facts['target']['name']}", where=str(options.data), do="name its target")
@@ -129,7 +130,8 @@ def train_dflash(options: argparse.Namespace) -> None:
         markov_rank=options.markov_rank,
     )
     torch.manual_seed(options.seed)
-    trainee = Trainee(config, found.model, vocabulary, device)
+    head_dtype = torch.float32 if options.full_precision else torch.bfloat16
+    trainee = Trainee(config, found.model, vocabulary, device, head_dtype)
     trainee.start(dict(found.model.named_parameters()), begin, magnitudes(found, dtype, sides[0], facts["taps"], begin))
     for weight in trainee.parameters():
         weight.requires_grad_(True)
@@ -182,9 +184,8 @@ def magnitudes(
     found_rms = {f"tap/{tap}": rms(output[tap][4:]) for tap in taps}
     for layer in layers:
         block: Any = model.get_submodule(f"model.layers.{layer}")
-        h = block.input_layernorm(output[layer - 1])
-        found_rms[f"q/{layer}"] = rms(block.self_attn.queries(h)[4:])
-        found_rms[f"k/{layer}"] = rms(block.self_attn.keys(h)[4:])
+        q, k, _ = block.self_attn.inputs(block.input_layernorm(output[layer - 1]))
+        found_rms[f"q/{layer}"], found_rms[f"k/{layer}"] = rms(q[4:]), rms(k[4:])
     return found_rms
 
 

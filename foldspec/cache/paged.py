@@ -9,6 +9,7 @@ import torch
 from foldspec.cache.pages import PageTables
 from foldspec.cache.rows import Rows
 from foldspec.kernels.multi_read_attention import Entries
+from foldspec.kernels.rotate_append import Slots
 
 __all__ = ["CacheSpec", "PagedCache", "write"]
 
@@ -31,7 +32,8 @@ class CacheSpec:
 class PagedCache:
     """Keys [layers, slots, kv heads, key width] and values of many requests, with one page table a request.
 
-    A forward calls :meth:`begin` once, :meth:`append` in every layer, then :meth:`entries` to read.
+    A forward calls :meth:`begin` once; then, in every layer, it writes its rows to :meth:`slots` and reads
+    :meth:`entries`.
     """
 
     def __init__(self, spec: CacheSpec, *, pages: int, page_size: int, device: torch.device | str) -> None:
@@ -41,6 +43,8 @@ class PagedCache:
         # Not zeroed: on a CPU, pages never written then take no memory. Nothing unwritten is ever read.
         self._keys = torch.empty(spec.layers, slots, spec.kv_heads, spec.key_width, dtype=spec.dtype, device=device)
         self._values = torch.empty(spec.layers, slots, spec.kv_heads, spec.value_width, dtype=spec.dtype, device=device)
+        self._layers = list(zip(self._keys, self._values, strict=True))
+        self._begun: tuple[int, ...] = ()
 
     def open(self, request: int) -> None:
         self.tables.open(request)
@@ -58,18 +62,22 @@ class PagedCache:
             self.tables.reserve(request, end)
         for request, end in zip(rows.requests, ends, strict=True):
             self.tables.extend(request, end)
+        self._begun = tuple(
+            slot
+            for (request, start, _), end in zip(rows, ends, strict=True)
+            for first, count in self.tables.runs(request, start, end)
+            for slot in range(first, first + count)
+        )
 
-    def append(self, layer: int, rows: Rows, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys [total, kv heads, width] and values of the rows that :meth:`begin` reserved."""
-        for request, start, packed in rows:
-            runs = self.tables.runs(request, start, start + packed.stop - packed.start)
-            write(self._keys[layer], runs, keys[packed])
-            write(self._values[layer], runs, values[packed])
+    def slots(self, layer: int) -> Slots:
+        """Where keys and values of the rows that :meth:`begin` reserved go, one slot a row."""
+        return Slots(*self._layers[layer], self._begun)
 
     def entries(self, layer: int, request: int) -> tuple[Entries, Entries]:
         """Keys and values of all entries of the request, in order."""
         runs = self.tables.runs(request, 0, self.tables.length(request))
-        return Entries(self._keys[layer], runs), Entries(self._values[layer], runs)
+        keys, values = self._layers[layer]
+        return Entries(keys, runs), Entries(values, runs)
 
     def truncate(self, request: int, length: int) -> None:
         """Keep exactly ``length`` entries."""

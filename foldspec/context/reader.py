@@ -59,6 +59,12 @@ class ContextReader:
         """Context entries stored for the request."""
         return self._cache.length(request)
 
+    def bytes_read(self, n: int) -> int:
+        """Bytes of keys and values that one block after ``n`` entries reads, over all layers."""
+        spec, layers = self._cache.spec, range(len(self._method.layers))
+        entries = sum(max(0, max(r.last) - min(r.first)) for layer in layers for r in self._method.reads(layer, n))
+        return entries * spec.bytes_per_entry // spec.layers
+
     def absorb(self, rows: Rows, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Store the next committed entries: for each layer, keys (un-rotated) and values [total, kv heads, width]."""
         positions = rows.positions(keys[0].device)

@@ -79,6 +79,14 @@ class Drafter(ABC):
     def truncate(self, request: int, length: int) -> None:
         """Keep exactly the first ``length`` committed entries (or all, if it holds fewer)."""
 
+    def held(self, request: int) -> int:
+        """Committed entries that it holds of an open request."""
+        return 0
+
+    def bytes_read(self, n: int) -> int:
+        """Bytes of weights and of its own context that proposing once after ``n`` entries reads."""
+        return 0
+
     @abstractmethod
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         """Take in committed rows: after each chunk of a prompt and after every commit. ``tokens`` [total] are their

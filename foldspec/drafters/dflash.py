@@ -6,6 +6,8 @@ Both published formats, z-lab's and DeepSpec's, share the network:
     K, V of layer l = k_norm(Wk c), Wv c                    stored once, when the token is committed
     block = [anchor, MASK x (B-1)] at positions n .. n+B-1  reads the context and itself
 
+A DeepSpec file may hold DSpark's Markov head, which joins the drafts of a block into a chain.
+
 They differ in what row ``r`` predicts: the token at ``n + r`` (z-lab: B-1 drafts, row 0 unused) or at ``n + r + 1``
 (DeepSpec: B drafts). The wrong shift loses all acceptance without a sound, so it is chosen by architecture alone.
 """
@@ -44,6 +46,7 @@ class DFlashConfig:
     ``block``        B, rows of a block, the anchor's included
     ``first_row``    the first row whose prediction is used: 1 (z-lab) or 0 (DeepSpec)
     ``draft_ids``    size of a restricted draft vocabulary, or None for the target's whole vocabulary
+    ``markov_rank``  rank of DSpark's Markov head; 0 without one
     """
 
     geometry: Geometry
@@ -59,6 +62,7 @@ class DFlashConfig:
     own_embedding: bool
     own_head: bool
     draft_ids: int | None
+    markov_rank: int
     where: str
 
     @property
@@ -79,8 +83,7 @@ class DFlashConfig:
             nested, first_row = config.part("dflash_config"), 1
         elif name == "Qwen3DSparkModel":
             nested, first_row = config, 0
-            if config.whole("markov_rank", 0, low=0) or any(t.startswith("markov_head.") for t in tensors):
-                raise config.error("a DSpark drafter (markov_rank > 0) is not supported", do="use a DFlash drafter")
+            _check_markov(config, tensors)
         else:
             raise config.error(f"unknown drafter architecture {name!r}", do="known: DFlashDraftModel, Qwen3DSparkModel")
         config.refuse(hidden_act="silu", quantization_config=None)
@@ -113,8 +116,19 @@ class DFlashConfig:
             own_embedding="embed_tokens.weight" in tensors,
             own_head="lm_head.weight" in tensors,
             draft_ids=config.whole("draft_vocab_size") if "d2t" in tensors else None,
+            markov_rank=config.whole("markov_rank", 0, low=0) if first_row == 0 else 0,
             where=config.where,
         )
+
+
+def _check_markov(config: ModelConfig, tensors: Collection[str]) -> None:
+    """A Markov head stands in the config and in the file, or in neither; of its kinds, the released one is known."""
+    kind = config.get("markov_head_type", str, "vanilla")
+    has = any(t.startswith("markov_head.") for t in tensors)
+    if has != bool(config.whole("markov_rank", 0, low=0)):
+        raise config.error("markov_rank and the markov_head tensors do not agree")
+    if has and kind != "vanilla":
+        raise config.error(f"a Markov head of type {kind!r} is not supported", do="known type: vanilla")
 
 
 def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[DrafterLayer, ...]:
@@ -141,10 +155,23 @@ def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[Draft
 class Block(nn.Module):
     def __init__(self, g: Geometry, kernels: Kernels, *, bias: bool) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(g.width, g.eps)
+        self.input_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.self_attn = Projections(g, kernels, head_norm=True, bias=bias, bias_out=bias)
-        self.post_attention_layernorm = RMSNorm(g.width, g.eps)
+        self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.mlp = SwiGLU(g.width, g.inner, kernels)
+
+
+class MarkovHead(nn.Module):
+    """What the token before says of the next one: ``W2 W1[previous]`` joins the logits of a row."""
+
+    def __init__(self, rank: int, vocabulary: int, draft_ids: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.markov_w1 = Embedding(vocabulary, rank, kernels)
+        self.markov_w2 = Linear(rank, draft_ids, kernels)
+
+    def forward(self, previous: torch.Tensor) -> torch.Tensor:
+        """Ids [n] of the target -> [n, draft ids]."""
+        return self.markov_w2(self.markov_w1(previous).to(torch.float32))
 
 
 class DFlashNetwork(DrafterNetwork):
@@ -160,13 +187,16 @@ class DFlashNetwork(DrafterNetwork):
         self.block, self.layer_facts = config.block, config.layers
         self.rope, self.scale = config.rope, g.head_dim**-0.5
         self.fc = Linear(len(config.taps) * g.width, g.width, kernels)
-        self.hidden_norm = RMSNorm(g.width, g.eps)
+        self.hidden_norm = RMSNorm(g.width, g.eps, kernels)
         self.layers = nn.ModuleList(Block(g, kernels, bias=config.attention_bias) for _ in range(g.layers))
-        self.norm = RMSNorm(g.width, g.eps)
+        self.norm = RMSNorm(g.width, g.eps, kernels)
         if config.own_embedding:
-            self.embed_tokens = Embedding(config.vocabulary, g.width)
+            self.embed_tokens = Embedding(config.vocabulary, g.width, kernels)
         if config.own_head:
             self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary, kernels)
+        if config.markov_rank:
+            drafted = config.draft_ids or config.vocabulary
+            self.markov_head = MarkovHead(config.markov_rank, config.vocabulary, drafted, kernels)
         if config.draft_ids:
             self.register_buffer("d2t", torch.empty(config.draft_ids, dtype=torch.int64, device="meta"))
 
@@ -219,7 +249,11 @@ class DFlash(Drafter):
         if config.own_head:
             self._logits = network.lm_head
         elif self._target_ids is not None:
-            self._logits = partial(target.head, weight=target.head_weight[self._target_ids])
+            self._logits = partial(target.head, matrix=target.head_matrix.part(self._target_ids))
+        head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
+        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
+        own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))
+        self._weight_bytes = own + head * target.width * target.head_weight.itemsize
 
     def open(self, request: int) -> None:
         self._reader.open(request)
@@ -237,11 +271,16 @@ class DFlash(Drafter):
         # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))
 
+    def held(self, request: int) -> int:
+        return self._reader.length(request)
+
+    def bytes_read(self, n: int) -> int:
+        return self._weight_bytes + self._reader.bytes_read(n)
+
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
-        keys = [block.self_attn.keys(context) for block in net.blocks]
-        values = [block.self_attn.values(context) for block in net.blocks]
+        keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
         self._reader.absorb(rows, keys, values)
 
     def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
@@ -253,13 +292,14 @@ class DFlash(Drafter):
                 [anchors.requests[i] for i in drafting],
                 [anchors.starts[i] for i in drafting],
                 [tokens[i] for i in drafting],
+                min(max(budgets), self.max_drafts),
             )
             for i, draft in zip(drafting, drafts, strict=True):
                 proposals[i] = PointMass(tuple(draft[: budgets[i]]))
         return proposals
 
-    def _draft(self, requests: list[int], starts: list[int], tokens: list[int]) -> list[list[int]]:
-        """The argmax tokens of one block a request."""
+    def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> list[list[int]]:
+        """The first ``count`` argmax tokens of one block a request."""
         net, block = self._network, self._config.block
         rows = Rows.of(requests, starts, [block] * len(requests))
         ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
@@ -267,13 +307,24 @@ class DFlash(Drafter):
         self._reader.begin(rows)
         for i, layer in enumerate(net.blocks):
             attention = layer.self_attn
-            h = layer.input_layernorm(x)
-            o = self._reader.attend(i, rows, attention.queries(h), attention.keys(h), attention.values(h))
-            x = x + attention.output(o)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        used = net.norm(x.view(len(requests), block, -1)[:, self._config.first_row :].flatten(0, 1))
-        drafts = greedy(self._logits(used))
+            o = self._reader.attend(i, rows, *attention.inputs(layer.input_layernorm(x)))
+            x = attention.output(o, x)
+            x = layer.mlp(layer.post_attention_layernorm(x), x)
+        first = self._config.first_row
+        used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
+        logits = self._logits(used).view(len(requests), count, -1)
+        if self._config.markov_rank:
+            return self._chain(logits, tokens)
+        drafts = greedy(logits.flatten(0, 1))
         if self._target_ids is not None:
             drafts = self._target_ids[drafts].tolist()
-        count = self._config.max_drafts
         return [drafts[i * count : (i + 1) * count] for i in range(len(requests))]
+
+    def _chain(self, logits: torch.Tensor, tokens: list[int]) -> list[list[int]]:
+        """Drafts from left to right, each one's logits joined by what its predecessor says of it."""
+        drafted, previous = [], torch.tensor(tokens, device=logits.device)
+        for row in range(logits.shape[1]):
+            best = (logits[:, row] + self._network.markov_head(previous)).argmax(-1)
+            previous = best if self._target_ids is None else self._target_ids[best]
+            drafted.append(previous)
+        return torch.stack(drafted, dim=1).tolist()

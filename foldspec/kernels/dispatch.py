@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import linear, silu_mul
+from foldspec.kernels import linear, rms_norm, rotate_append, silu_mul
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
@@ -19,6 +19,8 @@ __all__ = ["Choice", "Kernels"]
 OPERATORS: dict[str, Callable[[Library], Any]] = {
     "multi_read_attention": mra.candidates,
     "linear": linear.candidates,
+    "rms_norm": rms_norm.candidates,
+    "rotate_append": rotate_append.candidates,
     "silu_mul": silu_mul.candidates,
 }
 
@@ -66,13 +68,40 @@ class Kernels:
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [n, in], weight [out, in] in the dtype it is held in -> [n, out] in the dtype of x."""
-        run: linear.Linear = self.choose("linear", linear.Facts(x.device.type, x.dtype, weight.dtype))
-        return run(x, weight, bias)
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        plus: torch.Tensor | None = None,
+        *,
+        packed: bool = False,
+    ) -> torch.Tensor:
+        """x [n, in], weight [out, in] in the dtype it is held in and perhaps ``packed`` in panels, plus [n, out] ->
+        [n, out] in the dtype of x."""
+        run: linear.Linear = self.choose("linear", linear.Facts(x.device.type, x.dtype, weight.dtype, packed))
+        return run(x, weight, bias, plus)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Every [..., width] of x over its root mean square, times the weight."""
+        run: rms_norm.RmsNorm = self.choose("rms_norm", rms_norm.Facts(x.device.type, x.dtype))
+        return run(x, weight, eps)
+
+    def rotate_append(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        into: rotate_append.Slots,
+    ) -> torch.Tensor:
+        """q rotated [n, heads, d]; k rotated and v lie in their slots."""
+        facts = rotate_append.Facts(q.device.type, q.dtype, into.keys.dtype)
+        run: rotate_append.RotateAppend = self.choose("rotate_append", facts)
+        return run(q, k, v, *cos_sin, into)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up``, in the shape and dtype of both."""
+        """``silu(gate) * up`` of two [n, width]."""
         run: silu_mul.SiluMul = self.choose("silu_mul", silu_mul.Facts(gate.device.type, gate.dtype))
         return run(gate, up)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foldspec.kernels.build import BuildError, build, compiler_command, csrc_path
 
-__all__ = ["Library", "instruction_sets"]
+__all__ = ["Library", "instruction_sets", "longs", "refusal"]
 
 # as csrc/common.h numbers them; in order of preference
 INSTRUCTION_SETS = {"avx512": 2, "avx2": 1, "neon": 3, "portable": 0}
@@ -44,13 +47,13 @@ class Library:
     def reason(self) -> str | None:
         """None if the library is there, else why not, in a few words. The first call may compile."""
         if not self._tried:
-            self._tried = True
             try:
                 self._load()
             except BuildError as error:
                 self._reason = f"not compiled: {error}"
                 if self._folder is not None:
                     self.notice = f"no compiled kernels ({error}); torch does their work, slower; {error.do}"
+            self._tried = True  # only now: after an interrupt, the next call tries again
         return self._reason
 
     def function(self, name: str, arguments: list[Any]) -> Any:
@@ -64,18 +67,36 @@ class Library:
         if self._folder is None:
             raise BuildError("no folder to build in was named")
         command = compiler_command(self._compiler)
+        built = None
         try:
-            self._loaded = _open(build(self._folder, command, self._csrc))
+            built = build(self._folder, command, self._csrc)
+            loaded = _open(built)
         except OSError as error:  # a cache that cannot be written, or that nothing can be run from
-            self._loaded = _in_passing(command, self._csrc)
+            loaded = _in_passing(command, self._csrc, built)
             self.notice = (
-                f"compiled kernels cannot be kept in {self._folder} ({error.strerror or error}), so every start "
-                "compiles them; name a folder you can write to in FOLDSPEC_CACHE"
+                f"compiled kernels cannot be {'kept in' if built is None else 'run from'} {self._folder} "
+                f"({error.strerror or error}), so every start {'compiles' if built is None else 'copies'} them; name "
+                "a folder you can write to and run programs from in FOLDSPEC_CACHE"
             )
-        able = instruction_sets(self._loaded)
+        able = instruction_sets(loaded)
         if self._instructions is not None and self._instructions not in able:
             raise BuildError(f"this CPU does not run {self._instructions}")
-        self.isa = INSTRUCTION_SETS[self._instructions or able[0]]
+        self.isa, self._loaded = INSTRUCTION_SETS[self._instructions or able[0]], loaded
+
+
+def refusal(device: str, dtype: torch.dtype) -> str | None:
+    """Why no compiled kernel serves this device and this arithmetic; None if one may. Compiles nothing."""
+    if device != "cpu":
+        return f"runs on a CPU, not on {device}"
+    if dtype != torch.float32:
+        return f"computes in float32, not in {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+@lru_cache(maxsize=256)  # the layers of a forward share them
+def longs(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    """Whole numbers as a kernel takes them."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def instruction_sets(library: ctypes.CDLL) -> list[str]:
@@ -91,12 +112,13 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _in_passing(command: list[str], csrc: Path) -> ctypes.CDLL:
-    """A library for this process alone: its file is gone again as soon as it is loaded."""
+def _in_passing(command: list[str], csrc: Path, built: Path | None) -> ctypes.CDLL:
+    """A library for this process alone, a copy of ``built`` where there is one: its file is gone again as soon as it is
+    loaded."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="foldspec-"))
         try:
-            path = build(folder, command, csrc)
+            path = build(folder, command, csrc) if built is None else Path(shutil.copy(built, folder))
             try:
                 return _open(path)
             except OSError as error:

@@ -14,6 +14,7 @@ from foldspec.cache.paged import CacheSpec, PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
+from foldspec.models.layers import Matrix
 
 __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
@@ -67,14 +68,19 @@ class LanguageModel(nn.Module, ABC):
         """ids [n] -> embedding rows [n, width]."""
 
     @abstractmethod
-    def head(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better. ``weight`` [k, width], some rows of
-        :attr:`head_weight`, restricts the vocabulary to them."""
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+        """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better. ``matrix``, a part of
+        :attr:`head_matrix`, restricts the vocabulary to its rows."""
 
     @property
     @abstractmethod
-    def head_weight(self) -> torch.Tensor:
+    def head_matrix(self) -> Matrix:
         """[vocabulary, width]; the embedding table where the two are tied."""
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The tensor of :attr:`head_matrix`, as it is held: perhaps packed."""
+        return self.head_matrix.weight
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,23 @@ from torch import nn
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.linear import Facts, panels
 from foldspec.kernels.multi_read_attention import ReadArgs
 from foldspec.models.config import ModelConfig
 
-__all__ = ["Embedding", "Geometry", "Linear", "Projections", "RMSNorm", "SwiGLU", "causal_attention", "matrices"]
+__all__ = [
+    "Embedding",
+    "Geometry",
+    "Linear",
+    "Matrix",
+    "Projections",
+    "RMSNorm",
+    "Stack",
+    "SwiGLU",
+    "causal_attention",
+    "matrices",
+    "settle",
+]
 
 
 def _weight(*shape: int) -> nn.Parameter:
@@ -22,55 +37,127 @@ def _weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, device="meta"), requires_grad=False)
 
 
-class Linear(nn.Module):
-    """x [n, in] -> [n, out], in the dtype of x, whatever the weight is held in."""
+class Matrix(nn.Module):
+    """A weight [out, in], as in the checkpoint, or in panels once it is :meth:`pack`-ed: then its rows are found with
+    :meth:`rows` alone."""
 
-    def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
+    def __init__(self, width_out: int, width_in: int, kernels: Kernels) -> None:
         super().__init__()
         self._kernels = kernels
         self.weight = _weight(width_out, width_in)
+        self.packed = False
+
+    def pack(self) -> None:
+        panels.pack(self.weight)
+        self.packed = True
+
+    def product(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, plus: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [n, in] -> [n, out], in the dtype of x, whatever the weight is held in."""
+        return self._kernels.linear(x, self.weight, bias, plus, packed=self.packed)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] -> rows [n, in], in the dtype that the weight is held in."""
+        return panels.rows(self.weight, ids) if self.packed else F.embedding(ids, self.weight)
+
+    def part(self, ids: torch.Tensor) -> Matrix:
+        """A matrix of some of the rows, laid out like this one."""
+        part = Matrix(len(ids), self.weight.shape[1], self._kernels)
+        part.weight = nn.Parameter(self.rows(ids), requires_grad=False)
+        if self.packed:
+            part.pack()
+        return part
+
+
+class Linear(Matrix):
+    """x [n, in] -> plus + x W^T + b [n, out]."""
+
+    def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
+        super().__init__(width_out, width_in, kernels)
         self.bias = _weight(width_out) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernels.linear(x, self.weight, self.bias)
+    def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        return self.product(x, self.bias, plus)
 
 
-class Embedding(nn.Module):
+class Embedding(Matrix):
     """ids [n] -> rows [n, width], in the dtype that the table is held in."""
 
-    def __init__(self, vocabulary: int, width: int) -> None:
-        super().__init__()
-        self.weight = _weight(vocabulary, width)
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.weight)
+        return self.rows(ids)
 
 
 def matrices(module: nn.Module) -> frozenset[str]:
     """The parameters of a module that may be held narrower than its arithmetic: what Linear and Embedding read. Norms,
     biases and buffers are small, and are held in the arithmetic's own dtype."""
-    kinds = (Linear, Embedding)
-    return frozenset(f"{name}.weight" for name, part in module.named_modules() if isinstance(part, kinds))
+    return frozenset(f"{name}.weight" for name, part in module.named_modules() if isinstance(part, Matrix))
+
+
+class Stack:
+    """Linears that read the same rows: one product, once :meth:`join` has laid their weights one after another.
+
+    Each Linear keeps its own part as a view, so that nothing is held twice.
+    """
+
+    def __init__(self, *parts: Linear) -> None:
+        self._parts, self._widths = parts, [len(part.weight) for part in parts]
+        self._joined: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # weight and bias of the parts from i on
+
+    def join(self) -> None:
+        """For loaded weights, not yet packed. Parts that do not end with a panel stay apart."""
+        if self._joined or any(width % panels.PANEL for width in self._widths):
+            return
+        weight = _join([part.weight for part in self._parts])
+        biases = [part.bias for part in self._parts if part.bias is not None]
+        bias = _join(biases) if biases else None
+        for begin in accumulate(self._widths[:-1], initial=0):
+            self._joined.append((weight[begin:], None if bias is None else bias[begin:]))
+
+    def __call__(self, x: torch.Tensor, first: int = 0) -> Sequence[torch.Tensor]:
+        """x [n, in] -> the products of the parts from ``first`` on, [n, out] each, perhaps views of one."""
+        if not self._joined:
+            return [part(x) for part in self._parts[first:]]
+        weight, bias = self._joined[first]
+        whole = self._parts[0]._kernels.linear(x, weight, bias, packed=self._parts[0].packed)
+        return whole.split_with_sizes(self._widths[first:], 1)
+
+
+def _join(parts: list[nn.Parameter]) -> torch.Tensor:
+    """The parts one after another; each becomes a view of its place in the result."""
+    whole = torch.cat([part.data for part in parts])
+    for part, piece in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = piece
+    return whole
+
+
+def settle(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
+    """Lay loaded weights out for arithmetic in ``dtype``: join the products of the same rows, and pack what a compiled
+    product will read. In place, but for one Stack at a time."""
+    for part in module.modules():
+        if isinstance(part, (Projections, SwiGLU)):
+            part.stack.join()
+    for part in module.modules():
+        if isinstance(part, Matrix):
+            weight = part.weight
+            if kernels.compiles("linear", Facts(weight.device.type, dtype, weight.dtype, packed=True)):
+                part.pack()
 
 
 class RMSNorm(nn.Module):
     """``w * x / sqrt(mean(x^2) + eps)`` over the last axis, statistics in fp32 or better."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, kernels: Kernels) -> None:
         super().__init__()
+        self._kernels, self.eps = kernels, eps
         self.weight = _weight(width)
-        self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        # in half precision the source casts the normalised row before it multiplies by the weight
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return self._kernels.rms_norm(x, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
-    """``down(silu(gate x) * up x)``."""
+    """``down(silu(gate x) * up x)``, added to ``plus``."""
 
     def __init__(self, width: int, inner: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__()
@@ -78,9 +165,10 @@ class SwiGLU(nn.Module):
         self.gate_proj = Linear(width, inner, kernels, bias=bias)
         self.up_proj = Linear(width, inner, kernels, bias=bias)
         self.down_proj = Linear(inner, width, kernels, bias=bias)
+        self.stack = Stack(self.gate_proj, self.up_proj)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._kernels.silu_mul(self.gate_proj(x), self.up_proj(x)))
+    def forward(self, x: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self._kernels.silu_mul(*self.stack(x)), plus)
 
 
 @dataclass(frozen=True)
@@ -132,30 +220,29 @@ class Projections(nn.Module):
         self.k_proj = Linear(g.width, g.kv_heads * g.head_dim, kernels, bias=bias)
         self.v_proj = Linear(g.width, g.kv_heads * g.head_dim, kernels, bias=bias)
         self.o_proj = Linear(g.heads * g.head_dim, g.width, kernels, bias=bias_out)
+        self.stack = Stack(self.q_proj, self.k_proj, self.v_proj)
         if head_norm:
-            self.q_norm: nn.Module = RMSNorm(g.head_dim, g.eps)
-            self.k_norm: nn.Module = RMSNorm(g.head_dim, g.eps)
+            self.q_norm: nn.Module = RMSNorm(g.head_dim, g.eps, kernels)
+            self.k_norm: nn.Module = RMSNorm(g.head_dim, g.eps, kernels)
         else:
             self.q_norm = self.k_norm = nn.Identity()
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(len(x), -1, self.head_dim)
+        return x.view(x.shape[0], -1, self.head_dim)
 
-    def queries(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, width] -> [n, heads, d]."""
-        return self.q_norm(self._heads(self.q_proj(x)))
+    def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[n, width] -> queries [n, heads, d], keys and values [n, kv heads, d]."""
+        q, k, v = self.stack(x)
+        return self.q_norm(self._heads(q)), self.k_norm(self._heads(k)), self._heads(v)
 
-    def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, width] -> [n, kv heads, d]."""
-        return self.k_norm(self._heads(self.k_proj(x)))
+    def context(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, width] -> keys and values [n, kv heads, d] alone."""
+        k, v = self.stack(x, 1)
+        return self.k_norm(self._heads(k)), self._heads(v)
 
-    def values(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, width] -> [n, kv heads, d]."""
-        return self._heads(self.v_proj(x))
-
-    def output(self, o: torch.Tensor) -> torch.Tensor:
-        """[n, heads, d] -> [n, width]."""
-        return self.o_proj(o.reshape(len(o), -1))
+    def output(self, o: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+        """[n, heads, d] -> [n, width], added to ``plus``."""
+        return self.o_proj(o.flatten(1), plus)
 
 
 def causal_attention(

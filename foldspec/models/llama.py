@@ -16,8 +16,8 @@ from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardOutput, ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU, causal_attention
-from foldspec.models.rope import Rope, rotate
+from foldspec.models.layers import Embedding, Geometry, Linear, Matrix, Projections, RMSNorm, SwiGLU, causal_attention
+from foldspec.models.rope import Rope
 
 __all__ = ["Llama"]
 
@@ -25,20 +25,20 @@ __all__ = ["Llama"]
 class Block(nn.Module):
     def __init__(self, g: Geometry, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(g.width, g.eps)
+        self.input_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.self_attn = Projections(g, kernels, bias=attention_bias, bias_out=attention_bias)
-        self.post_attention_layernorm = RMSNorm(g.width, g.eps)
+        self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.mlp = SwiGLU(g.width, g.inner, kernels, bias=mlp_bias)
 
 
 class Backbone(nn.Module):
     def __init__(self, g: Geometry, vocabulary: int, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(vocabulary, g.width)
+        self.embed_tokens = Embedding(vocabulary, g.width, kernels)
         self.layers = nn.ModuleList(
             Block(g, kernels, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers)
         )
-        self.norm = RMSNorm(g.width, g.eps)
+        self.norm = RMSNorm(g.width, g.eps, kernels)
 
 
 class Llama(LanguageModel):
@@ -87,15 +87,15 @@ class Llama(LanguageModel):
         return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
 
     @property
-    def head_weight(self) -> torch.Tensor:
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+    def head_matrix(self) -> Matrix:
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         # the table may be held narrower than the rows are computed in; the norms never are
         return self.model.embed_tokens(ids).to(self.model.norm.weight.dtype)
 
-    def head(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        logits = self.kernels.linear(x, self.head_weight if weight is None else weight)
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+        logits = (matrix or self.head_matrix).product(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
@@ -127,9 +127,8 @@ class Llama(LanguageModel):
         cache: PagedCache,
     ) -> torch.Tensor:
         attention = block.self_attn
-        h = block.input_layernorm(x)
-        cache.append(index, rows, rotate(attention.keys(h), *cos_sin), attention.values(h))
-        q = rotate(attention.queries(h), *cos_sin)
+        q, k, v = attention.inputs(block.input_layernorm(x))
+        q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
         o = causal_attention(q, cache, index, rows, self.kernels, self.geometry.head_dim**-0.5)
-        x = x + attention.output(o)
-        return x + block.mlp(block.post_attention_layernorm(x))
+        x = attention.output(o, x)
+        return block.mlp(block.post_attention_layernorm(x), x)

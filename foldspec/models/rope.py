@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from foldspec.kernels.rotate_append.reference import rotate
 from foldspec.models.config import ModelConfig
 
 __all__ = ["Rope", "llama3_frequencies"]
@@ -63,13 +64,6 @@ class Rope:
     def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate x [n, heads, d] to positions [n]."""
         return rotate(x, *self.at(positions))
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [n, heads, d] by cos and sin [n, 1, d/2]."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig) -> torch.Tensor:

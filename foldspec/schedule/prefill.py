@@ -10,6 +10,7 @@ from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
 from foldspec.models.base import ForwardPlan, LanguageModel
+from foldspec.schedule.trace import Mark, unmarked
 
 __all__ = ["prefill"]
 
@@ -25,10 +26,12 @@ def prefill(
     chunk: int,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    mark: Mark = unmarked,
 ) -> torch.Tensor:
     """Store the whole prompt of an open request; return the logits [1, vocabulary] of its last token.
 
-    ``progress(done, total)`` is called after each chunk, in tokens. An exception it raises ends the prefill.
+    ``progress(done, total)`` is called after each chunk, in tokens. An exception it raises ends the prefill. ``mark``
+    hears of the end of each part (``schedule/trace.py``).
     """
     logits = torch.empty(0)  # a prompt is never empty, so the last chunk replaces this
     for start in range(0, len(prompt), chunk):
@@ -37,7 +40,9 @@ def prefill(
         rows = Rows.of([request], [start], [len(ids)])
         last = start + len(ids) == len(prompt)
         output = model(ids, ForwardPlan(rows, drafter.taps, (len(ids) - 1,) if last else ()), cache)
+        mark("verify")
         drafter.absorb(rows, tokens, output.taps)
+        mark("draft")
         logits = output.logits
         if progress is not None:
             progress(start + len(ids), len(prompt))

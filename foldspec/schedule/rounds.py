@@ -16,12 +16,16 @@ from foldspec.drafters.base import Drafter
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.records import Round
 from foldspec.schedule.request import Request
+from foldspec.schedule.trace import Mark, unmarked
 
 __all__ = ["Rounds"]
 
 
 class Rounds:
-    """A target, its cache, a drafter and a rule at work. ``draft_tokens`` caps the drafts that are verified a round."""
+    """A target, its cache, a drafter and a rule at work. ``draft_tokens`` caps the drafts that are verified a round.
+
+    ``mark`` hears of the end of each part of a round (``schedule/trace.py``).
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Rounds:
         draft_tokens: int | None = None,
     ) -> None:
         self.model, self.cache, self.drafter, self.rule = model, cache, drafter, rule
+        self.mark: Mark = unmarked
         self._device = device
         self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
@@ -44,15 +49,20 @@ class Rounds:
         starts = [r.anchor_pos for r in requests]
         anchors = [r.output[-1] for r in requests]
         budgets = [max(0, min(self._max_drafts, r.draft_budget)) for r in requests]
-
-        proposals = self.drafter.propose(Rows.of(ids, starts, [1] * len(ids)), anchors, budgets)
+        rows = Rows.of(ids, starts, [1] * len(ids))
+        self.mark("host")
+        proposals = self.drafter.propose(rows, anchors, budgets)
+        self.mark("draft")
 
         blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
         rows = Rows.of(ids, starts, [len(block) for block in blocks])
         tokens = [token for block in blocks for token in block]
         ids_of_rows = torch.tensor(tokens, device=self._device)
+        self.mark("host")
         output = self.model(ids_of_rows, ForwardPlan(rows, self.drafter.taps), self.cache)
+        self.mark("verify")
         verdicts = self.rule.decide(output.logits, proposals)
+        self.mark("accept")
 
         rounds = []
         for request, proposal, verdict in zip(requests, proposals, verdicts, strict=True):
@@ -81,4 +91,6 @@ class Rounds:
         )
         if len(kept) < rows.total:
             tokens, taps = [tokens[i] for i in kept], [tap[kept] for tap in taps]
+        self.mark("host")
         self.drafter.absorb(new, tokens, taps)
+        self.mark("draft")

@@ -19,9 +19,9 @@ from torch import nn
 
 from foldspec.drafters.dflash import DFlashConfig, DFlashNetwork
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.rotate_append.reference import rotate
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
-from foldspec.models.rope import rotate
 
 __all__ = ["Anchors", "Trainee", "config_of", "draft_vocabulary"]
 
@@ -105,7 +105,12 @@ class Trainee(nn.Module):
     """
 
     def __init__(
-        self, config: dict[str, Any], target: LanguageModel, vocabulary: torch.Tensor | None, device: torch.device
+        self,
+        config: dict[str, Any],
+        target: LanguageModel,
+        vocabulary: torch.Tensor | None,
+        device: torch.device,
+        head_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         rank = int(config.get("markov_rank", 0))
@@ -125,7 +130,7 @@ class Trainee(nn.Module):
         if vocabulary is not None:
             self.net.d2t = (self.vocabulary - torch.arange(len(ids), device=device)).long()
         self.embedding = target.embed(torch.arange(target.vocabulary, device=device)).float()
-        self.head = target.head_weight[self.vocabulary].detach().clone().to(device)
+        self.head = target.head_matrix.rows(self.vocabulary).detach().clone().to(device, head_dtype)
         self.draft_id = torch.full((target.vocabulary,), IGNORED, device=device)  # target id -> draft id
         self.draft_id[self.vocabulary] = torch.arange(len(ids), device=device)
         self.markov = nn.ParameterDict()
@@ -164,29 +169,31 @@ class Trainee(nn.Module):
         x = torch.cat([anchor[:, None], mask], dim=1).flatten(0, 1)
         lengths = [int(one.at[-1]) for one in batch]
         used = [one.taps[:length] for one, length in zip(batch, lengths, strict=True)]
-        context = net.hidden_norm(net.fc(torch.cat(used).to(x.dtype)).float())
+        total = sum(lengths)
+        # rows in steps of 256: torch keeps what it prepares for each shape, and shapes without end fill the memory
+        taps = F.pad(torch.cat(used).to(x.dtype), (0, 0, 0, -total % 256))
+        context = net.hidden_norm(net.fc(taps).float())
         cos_sin = config.rope.at((at[:, None] + torch.arange(rows)).flatten())
         context_cos_sin = config.rope.at(torch.cat([torch.arange(length) for length in lengths]))
         masks = [_mask(one.at, length, rows) for one, length in zip(batch, lengths, strict=True)]
         for block in net.blocks:
             attention = block.self_attn
-            h = block.input_layernorm(x)
-            q = rotate(attention.queries(h), *cos_sin).split([n * rows for n in counts])
-            k = rotate(attention.keys(h), *cos_sin).split([n * rows for n in counts])
-            v = attention.values(h).split([n * rows for n in counts])
-            ck = rotate(attention.keys(context), *context_cos_sin).split(lengths)
-            cv = attention.values(context).split(lengths)
+            own = attention.inputs(block.input_layernorm(x))
+            q, k = (rotate(t, *cos_sin).split([n * rows for n in counts]) for t in own[:2])
+            v = own[2].split([n * rows for n in counts])
+            keys, values = (t[:total] for t in attention.context(context))
+            ck, cv = rotate(keys, *context_cos_sin).split(lengths), values.split(lengths)
             o = [
                 _attend(q[i], torch.cat([ck[i], k[i]]), torch.cat([cv[i], v[i]]), masks[i], net.scale)
                 for i in range(len(batch))
             ]
-            x = x + attention.output(torch.cat(o))
-            x = x + block.mlp(block.post_attention_layernorm(x))
+            x = attention.output(torch.cat(o), x)
+            x = block.mlp(block.post_attention_layernorm(x), x)
         return net.norm(x.float()).view(len(at), rows, -1)
 
     def logits(self, hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
         """[.., draft ids] of final rows; ``previous`` [..] are the ids before each, which a Markov head reads."""
-        logits = F.linear(hidden, self.head.to(hidden.dtype))
+        logits = F.linear(hidden.to(self.head.dtype), self.head)
         if self.markov and previous is not None:
             logits = logits + F.linear(F.embedding(previous, self.markov["w1"]), self.markov["w2"])
         return logits.float()

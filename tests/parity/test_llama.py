@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from foldspec import Engine, FoldspecError, SamplingParams
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import RMSNorm
@@ -303,7 +304,7 @@ def test_angles_far_out_are_transformers_own() -> None:
 
 def test_the_norm_rounds_as_its_source_does_in_half_precision() -> None:
     source = transformers.models.llama.modeling_llama.LlamaRMSNorm(64, eps=1e-5).bfloat16()
-    mine = RMSNorm(64, 1e-5)
+    mine = RMSNorm(64, 1e-5, Kernels())
     draw = torch.Generator().manual_seed(0)
     source.weight.data = (1 + 0.2 * torch.randn(64, generator=draw)).bfloat16()
     mine.weight = torch.nn.Parameter(source.weight.data, requires_grad=False)

@@ -17,7 +17,7 @@ from foldspec.checkpoints.weights import load_into, read_headers
 from foldspec.errors import UsageError
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import matrices
+from foldspec.models.layers import matrices, settle
 
 HELD = (torch.float32, torch.bfloat16)
 
@@ -34,6 +34,7 @@ def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
         matrices=matrices(model),
         rename=model.parameter_name,
     )
+    settle(model, kernels(instructions), torch.float32)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Training sees what inference sees: the passes agree, nothing leaks, and a stopped run goes on as if it had not been."""
+"""Training sees what inference sees: the passes agree, nothing leaks, and a stopped run goes on as if nothing was."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def test_texts_are_plain_decodings(folder: Path) -> None:
         assert len(torch.cat(one.taps)) == len(one.ids) - 1
 
 
-@pytest.mark.parametrize("layout", [DEEPSPEC, ZLAB], ids=["deepspec", "zlab"])
+MARKOV = changed(DEEPSPEC, markov_rank=6)
+
+
+@pytest.mark.parametrize("layout", [DEEPSPEC, ZLAB, MARKOV], ids=["deepspec", "zlab", "markov"])
 @pytest.mark.parametrize("size", [None, 60], ids=["full", "restricted"])
 def test_an_exported_drafter_drafts_live_what_training_drafts(
     folder: Path, tmp_path: Path, layout: dict[str, Any], size: int | None
@@ -116,7 +119,9 @@ def test_blocks_see_their_context_and_themselves_only(folder: Path) -> None:
         assert torch.allclose(trainee([Anchors(ids, later, at[i : i + 1])], trainee.block)[0], alone[0], atol=1e-5)
         earlier = taps.clone()
         earlier[anchor - 1] += 5.0
-        assert not torch.allclose(trainee([Anchors(ids, earlier, at[i : i + 1])], trainee.block)[0], alone[0], atol=1e-2)
+        assert not torch.allclose(
+            trainee([Anchors(ids, earlier, at[i : i + 1])], trainee.block)[0], alone[0], atol=1e-2
+        )
     other = texts_of(folder, (0, 1, 2))[1]
     both = trainee(
         [Anchors(ids, taps, at), Anchors(torch.tensor(other.ids), torch.cat(other.taps), torch.tensor([30]))], 5

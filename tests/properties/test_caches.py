@@ -59,7 +59,8 @@ class PagedLives(RuleBasedStateMachine):
         self.cache.begin(rows)
         for layer in range(SPEC.layers):
             new = [rows_of(rows.total, width, next(self.seeds)) for width in (3, 2)]
-            self.cache.append(layer, rows, *new)
+            for pool, fresh in zip(self.cache.slots(layer), new, strict=False):
+                pool[list(self.cache.slots(layer).slots)] = fresh  # type: ignore[index,union-attr]
             for request, _, packed in rows:
                 for kept, fresh in zip(self.kept[request], new, strict=True):
                     kept[layer] = torch.cat([kept[layer], fresh[packed]])

@@ -3,6 +3,7 @@ torch. Whatever goes wrong ends in the right answer and at most one line for the
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -16,9 +17,12 @@ import torch
 
 from foldspec import cli
 from foldspec.kernels import build as build_module
+from foldspec.kernels import library as library_module
 from foldspec.kernels.build import BuildError, build, compiler_command, csrc_path, library_name
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
+from foldspec.kernels.linear import Facts
+from foldspec.kernels.linear.panels import pack
 
 # A source that compiles in no time, in place of the real ones.
 SMALL = 'extern "C" __attribute__((visibility("default"))) int foldspec_runs_here(int isa) { return isa == 0; }\n'
@@ -42,7 +46,12 @@ def product(library: Library) -> str:
     """The name of what ran a product, after looking at its result."""
     kernels = Kernels("auto", library)
     x, weight = torch.randn(3, 40), torch.randn(7, 40)
-    torch.testing.assert_close(kernels.linear(x, weight), x @ weight.T, atol=1e-5, rtol=0)
+    facts = Facts("cpu", torch.float32, torch.float32, packed=True)
+    held = weight.clone()
+    if kernels.compiles("linear", facts):
+        pack(held)
+    y = kernels.linear(x, held, packed=kernels.compiles("linear", facts))
+    torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(kernels.silu_mul(x, x), torch.nn.functional.silu(x) * x)
     assert len(kernels.notices) <= 1 and all("\n" not in notice for notice in kernels.notices)
     return kernels.choices[0].name
@@ -52,6 +61,8 @@ def test_the_real_sources_are_found_and_built_and_kept() -> None:
     assert {path.name for path in csrc_path().glob("*.cpp")} == {
         "linear.cpp",
         "multi_read_attention.cpp",
+        "rms_norm.cpp",
+        "rotate_append.cpp",
         "silu_mul.cpp",
     }
     library = tiny.library()
@@ -143,6 +154,47 @@ def test_a_compiler_name_with_a_quotation_mark_that_nothing_closes(tmp_path: Pat
     library = Library(tmp_path / "cache", "g++ 'x")
     assert product(library) == "reference"
     assert library.notice is not None and "was not found" in library.notice
+
+
+def test_a_compiler_whose_library_cannot_be_loaded_runs_once(tmp_path: Path) -> None:
+    """A C driver in CXX links without the C++ library: no second try would help."""
+    log = tmp_path / "log"
+    real = compiler_command(None)[0]
+    driver = f'[ "$1" = --version ] || echo built >> {log}; exec {real} "$@" -nodefaultlibs -nostdlib'
+    library = Library(tmp_path / "cache", script(tmp_path / "driver", driver))
+    assert product(library) == "reference"
+    assert library.notice is not None and "makes cannot be loaded" in library.notice
+    assert log.read_text().split() == ["built"]
+
+
+def test_a_cache_that_nothing_can_be_run_from(csrc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is copied and not compiled again."""
+    cache, real = tmp_path / "cache", library_module._open
+
+    def opened(path: Path) -> ctypes.CDLL:
+        if path.parent == cache:
+            raise OSError("failed to map segment from shared object")
+        return real(path)
+
+    monkeypatch.setattr(library_module, "_open", opened)
+    library = Library(cache, csrc=csrc)
+    assert library.reason is None
+    assert library.notice is not None and "cannot be run from" in library.notice and "copies" in library.notice
+
+
+def test_an_interrupt_while_it_compiles_leaves_it_to_be_tried_again(
+    csrc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    library = Library(tmp_path / "cache", csrc=csrc)
+    with monkeypatch.context() as patch:
+        patch.setattr(library_module, "build", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _ = library.reason
+    assert library.reason is None
+    assert library.function("runs_here", [ctypes.c_int]) is not None
 
 
 def test_a_compiler_that_makes_a_library_of_nothing(tmp_path: Path) -> None:

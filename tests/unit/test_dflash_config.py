@@ -247,17 +247,25 @@ def test_a_zlab_block_of_one_drafts_nothing() -> None:
     assert read(with_drafter(tiny.DEEPSPEC, block_size=1)).max_drafts == 1
 
 
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+
+
 @pytest.mark.parametrize(
     ("changes", "tensors"),
     [
         ({"markov_rank": 256}, ()),
-        ({"markov_rank": 256}, ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")),
-        ({"markov_rank": 0}, ("markov_head.markov_w1.weight",)),
+        ({"markov_rank": 0}, MARKOV[:1]),
         ({"markov_rank": None}, ("markov_head.gate_proj.bias",)),
     ],
 )
-def test_dspark_drafters_are_told_by_rank_or_tensors(changes: dict[str, Any], tensors: tuple[str, ...]) -> None:
-    refuses(tiny.changed(tiny.DEEPSPEC, **changes), "DSpark drafter .* is not supported", tensors)
+def test_a_markov_head_is_in_config_and_file_or_in_neither(changes: dict[str, Any], tensors: tuple[str, ...]) -> None:
+    refuses(tiny.changed(tiny.DEEPSPEC, **changes), "markov_rank and the markov_head tensors do not agree", tensors)
+
+
+def test_markov_heads_of_other_kinds_are_refused() -> None:
+    changes = {"markov_rank": 8, "markov_head_type": "gated"}
+    refuses(tiny.changed(tiny.DEEPSPEC, **changes), "Markov head of type 'gated' is not supported", MARKOV)
+    assert read(tiny.changed(tiny.DEEPSPEC, markov_rank=8), MARKOV).markov_rank == 8
 
 
 def test_a_restricted_vocabulary_without_its_size() -> None:

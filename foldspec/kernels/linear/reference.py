@@ -9,8 +9,11 @@ from foldspec.kernels.linear import Facts
 
 
 def supports(facts: Facts) -> str | None:
-    return None
+    return "reads weights as a checkpoint has them, not in panels" if facts.packed else None
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x, weight.to(x.dtype), bias)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None = None
+) -> torch.Tensor:
+    y = F.linear(x, weight.to(x.dtype), bias)
+    return y if plus is None else plus + y

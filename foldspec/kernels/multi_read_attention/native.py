@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from foldspec.kernels.library import Library
+from foldspec.kernels.library import Library, longs, refusal
 from foldspec.kernels.multi_read_attention import Entries, Facts, Output, ReadArgs
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -48,11 +48,7 @@ class NativeAttention:
         self._function: Any = None
 
     def supports(self, facts: Facts) -> str | None:
-        if facts.device != "cpu":
-            return f"runs on a CPU, not on {facts.device}"
-        if facts.dtype != torch.float32:
-            return f"computes in float32, not in {str(facts.dtype).removeprefix('torch.')}"
-        return self._library.reason
+        return refusal(facts.device, facts.dtype) or self._library.reason
 
     def __call__(self, batch: Sequence[Sequence[ReadArgs]]) -> list[Output]:
         if self._function is None:
@@ -84,7 +80,7 @@ class NativeAttention:
 
 
 def _pack(read: ReadArgs, kept: list[object]) -> _Read:
-    q, first, last = read.q.contiguous(), _longs(read.first), _longs(read.last)
+    q, first, last = read.q.contiguous(), longs(read.first), longs(read.last)
     kept += (q, first, last)
     keys, values = _entries(read.keys, kept), _entries(read.values, kept)
     return _Read(q.data_ptr(), keys, values, ctypes.addressof(first), ctypes.addressof(last), read.scale, read.exponent)
@@ -97,12 +93,6 @@ def _entries(entries: Entries, kept: list[object]) -> _Entries:
     return _Entries(data.data_ptr(), data.stride(0), data.stride(1), ctypes.addressof(runs), len(entries.runs))
 
 
-# Cached because the layers of a forward share them.
-@lru_cache(maxsize=64)
-def _longs(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    return (_LONG * len(numbers))(*numbers)
-
-
 @lru_cache(maxsize=64)
 def _pairs(runs: tuple[tuple[int, int], ...]) -> ctypes.Array[ctypes.c_int64]:
-    return _longs(tuple(number for run in runs for number in run))
+    return longs(tuple(number for run in runs for number in run))

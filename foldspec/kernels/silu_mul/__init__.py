@@ -22,7 +22,7 @@ class Facts(NamedTuple):
 
 
 class SiluMul(Protocol):
-    """gate and up of one shape and dtype -> the same."""
+    """gate and up [n, width] of one dtype, each perhaps a part of wider rows -> [n, width]."""
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
 

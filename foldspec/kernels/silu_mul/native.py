@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foldspec.kernels.library import Library
+from foldspec.kernels.library import Library, refusal
 from foldspec.kernels.silu_mul import Facts
 
 
@@ -17,19 +17,25 @@ class NativeSiluMul:
         self._function: Any = None
 
     def supports(self, facts: Facts) -> str | None:
-        if facts.device != "cpu":
-            return f"runs on a CPU, not on {facts.device}"
-        if facts.dtype != torch.float32:
-            return f"computes in float32, not in {str(facts.dtype).removeprefix('torch.')}"
-        return self._library.reason
+        return refusal(facts.device, facts.dtype) or self._library.reason
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if self._function is None:
-            arguments = [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_int] * 2
+            arguments = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
             self._function = self._library.function("silu_mul", arguments)
-        gate, up = gate.contiguous(), up.contiguous()
-        y = torch.empty_like(gate)
+        if gate.dim() != 2 or gate.stride(1) != 1 or up.stride(1) != 1:
+            gate, up = gate.reshape(-1, gate.shape[-1]).contiguous(), up.reshape(-1, up.shape[-1]).contiguous()
+        rows, width = gate.shape
+        y = gate.new_empty(rows, width)
         self._function(
-            gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel(), torch.get_num_threads(), self._library.isa
+            gate.data_ptr(),
+            up.data_ptr(),
+            y.data_ptr(),
+            rows,
+            width,
+            gate.stride(0),
+            up.stride(0),
+            torch.get_num_threads(),
+            self._library.isa,
         )
         return y

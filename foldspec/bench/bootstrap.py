@@ -1,0 +1,54 @@
+"""Percentile bootstrap of a mean over requests: resamples with replacement, one fixed seed.
+
+A resample is how often it holds each request, so all resamples are one matrix and all their sums one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RESAMPLES", "average_interval", "counts", "interval"]
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@lru_cache(maxsize=16)
+def counts(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray[Any, Any]:
+    """[resamples, n] how often each of ``n`` requests is in each resample; rows sum to ``n``."""
+    drawn = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    rows = np.repeat(np.arange(resamples), n)
+    held = np.bincount(rows * n + drawn.ravel(), minlength=resamples * n)
+    return held.reshape(resamples, n).astype(np.float64)
+
+
+def interval(values: Any, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL) -> Any:
+    """[..., 2] low and high end of the interval of the mean over the last axis of ``values`` [..., n].
+
+    Values of one request (a ratio of two methods) stay together, so paired requests are resampled as pairs.
+    """
+    return _ends(_means(np.asarray(values, dtype=np.float64), resamples, seed), level)
+
+
+def average_interval(
+    tasks: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
+) -> Any:
+    """[2] the interval of the mean of the tasks' means, each task the same weight, each resampled by itself."""
+    means = [
+        np.asarray(values) @ counts(len(values), resamples, seed + i).T / len(values) for i, values in enumerate(tasks)
+    ]
+    return _ends(np.mean(means, axis=0), level)
+
+
+def _means(values: np.ndarray[Any, Any], resamples: int, seed: int) -> np.ndarray[Any, Any]:
+    n = values.shape[-1]
+    means: np.ndarray[Any, Any] = values @ counts(n, resamples, seed).T / n
+    return means
+
+
+def _ends(means: np.ndarray[Any, Any], level: float) -> np.ndarray[Any, Any]:
+    return np.moveaxis(np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=-1), 0, -1)

@@ -1,0 +1,107 @@
+"""What a bench runs on: for each task and length a cell of inputs, and one input more that only warms up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from foldspec.bench.timing import sha256_of
+from foldspec.errors import UsageError
+
+__all__ = ["Cell", "Input", "Item", "Source", "make_cells", "parse_lengths", "random_source"]
+
+
+class Item(Protocol):
+    """One request of a task: its name inside the task, and the prompt's token ids."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+
+Source = Callable[[int, int], Sequence[Item]]  # (length, count) -> at most so many items of at most so many tokens
+
+
+@dataclass(frozen=True)
+class Input:
+    task: str
+    length: int
+    id: str
+    ids: tuple[int, ...] = field(repr=False)
+    sha256: str
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.task, self.length, self.id
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``length`` is what was asked for and fits. ``spare`` is in no sample. ``made_up``: the task had no item left for
+    it, so it is the first one turned around. ``too_long``: items that do not fit the context with the output."""
+
+    task: str
+    length: int
+    inputs: tuple[Input, ...]
+    spare: Input
+    made_up: bool
+    too_long: int
+
+
+def parse_lengths(text: str, longest: int) -> tuple[list[int], list[str]]:
+    """``512,2k,8k`` (k is 1,024) in ascending order, and a notice for each that is cut down to ``longest``, the longest
+    prompt that fits the context with its output. Raises :class:`UsageError`."""
+    lengths, notices = set(), []
+    for word in filter(None, (part.strip().lower() for part in text.split(","))):
+        digits, k = (word[:-1], 1024) if word.endswith("k") else (word, 1)
+        if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+            raise UsageError(f"{word!r} is no length", where="--lengths", do="for example 512,2k,8k")
+        length = int(digits) * k
+        if length > longest:
+            notices.append(f"length {word} is {longest} here: the longest prompt that leaves room for --max-new")
+        lengths.add(min(length, longest))
+    if not lengths or longest < 1:
+        raise UsageError("there is no length that fits", where="--lengths", do="name one, or lower --max-new")
+    return sorted(lengths), notices
+
+
+def make_cells(tasks: dict[str, Source], lengths: Sequence[int], *, limit: int, longest: int) -> list[Cell]:
+    """Raises :class:`UsageError` for a task that has nothing of some length."""
+    cells = []
+    for length in lengths:
+        for name, source in tasks.items():
+            items = source(length, limit + 1)
+            inputs = [Input(name, length, item.id, tuple(item.ids), sha256_of(item.ids)) for item in items]
+            fitting = [each for each in inputs if len(each.ids) <= longest]
+            if not fitting:
+                raise UsageError(f"has no item of {length} tokens", where=f"--tasks {name}")
+            if len({each.id for each in fitting}) < len(fitting):
+                raise UsageError("gives two items the same id", where=f"--tasks {name}")
+            sample, spare = fitting[:limit], fitting[-1]
+            hashes = {each.sha256 for each in sample}
+            made_up = spare.sha256 in hashes
+            if made_up:
+                turned = sample[0].ids[::-1]
+                spare = Input(name, length, "turned around", turned, sha256_of(turned))
+            cells.append(Cell(name, length, tuple(sample), spare, made_up, len(inputs) - len(fitting)))
+    return cells
+
+
+@dataclass(frozen=True)
+class _Random:
+    id: str
+    ids: tuple[int, ...]
+
+
+def random_source(vocabulary: int, seed: int) -> Source:
+    """Ids drawn evenly. For testing the bench: how many drafts are accepted on them means nothing."""
+
+    def items(length: int, count: int) -> list[_Random]:
+        draws = [(i, random.Random(f"{seed} {length} {i}")) for i in range(count)]
+        return [_Random(str(i), tuple(draw.randrange(vocabulary) for _ in range(length))) for i, draw in draws]
+
+    return items

@@ -1,0 +1,73 @@
+"""Offline acceptance, tau_fs: every method drafts at every position of one stored greedy text, from the same states.
+
+Live decoding shows each method other anchors, since a better draft skips some. Here the target runs once over its own
+continuation, and a drafter is asked at each position for what would follow; nothing depends on what it said before.
+(FOLD, appendix A: 1 + leading drafts that equal the stored text, mean over positions.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import torch
+
+from foldspec.cache.rows import Rows
+from foldspec.drafters.base import Drafter
+from foldspec.models.base import ForwardPlan
+from foldspec.options import MethodOptions
+from foldspec.resources import Prefix, Resources
+
+__all__ = ["leading_drafts", "tau_fs"]
+
+
+def tau_fs(leading: Sequence[int]) -> float:
+    """One request's tau_fs from its leading drafts by position."""
+    return 1 + sum(leading) / len(leading)
+
+
+@torch.inference_mode()
+def leading_drafts(
+    resources: Resources, prefix: Prefix, text: Sequence[int], methods: Sequence[MethodOptions]
+) -> list[list[int]]:
+    """For each method, the leading right drafts at each anchor of ``text``, the target's greedy continuation of the
+    prefix. Anchors are the tokens after which a whole block of drafts can be judged.
+
+    Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most.
+    """
+    drafters = [resources.drafter(method) for method in methods]
+    wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+    request = resources.new_id()
+    with resources.opened(request, resources.drafter(MethodOptions(draft_tokens=0)), prefix):
+        rows = Rows.of([request], [len(prefix.token_ids)], [len(text) - 1])
+        ids = torch.tensor(text[:-1], device=resources.device)
+        output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
+    states = dict(zip(wanted, output.taps, strict=True))
+    return [
+        _walk(resources, prefix, text, drafter, states, method.draft_tokens)
+        for method, drafter in zip(methods, drafters, strict=True)
+    ]
+
+
+def _walk(
+    resources: Resources,
+    prefix: Prefix,
+    text: Sequence[int],
+    drafter: Drafter,
+    states: dict[int, torch.Tensor],
+    draft_tokens: int | None,
+) -> list[int]:
+    count = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
+    found, request = [], resources.new_id()
+    drafter.fork(prefix.request, request)
+    try:
+        for i in range(len(text) - count):
+            place = Rows.of([request], [len(prefix.token_ids) + i], [1])
+            drafts = drafter.propose(place, [text[i]], [count])[0].tokens
+            drafter.truncate(request, place.starts[0])
+            pairs = zip(drafts, text[i + 1 :], strict=False)
+            found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
+            drafter.absorb(place, [states[tap][i : i + 1] for tap in drafter.taps])
+    finally:
+        drafter.close(request)
+    return found

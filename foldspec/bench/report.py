@@ -1,0 +1,186 @@
+"""A bench's result as a table for people: aligned text, Markdown or CSV, and the sentences that belong under it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from foldspec.bench.methods import AR
+from foldspec.bench.summary import FEW, NOISY
+
+__all__ = ["FORMATS", "render"]
+
+FORMATS = ("table", "md", "csv", "json")
+MARKS = {"gain": "+", "loss": "-", "none": "~", "few": "?", "baseline": ""}
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _ci(name: str, digits: int = 2) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        low, high = row[f"{name}_ci"]
+        return f"{row[f'{name}_mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+    return show
+
+
+def _speedup(row: Row) -> str:
+    return "1" if row["method"] == AR else f"{_ci('speedup', 3)(row)} {MARKS[row['verdict']]}"
+
+
+def _share(row: Row) -> str:
+    share = "" if row["bandwidth_share"] is None else f" ({row['bandwidth_share']:.0%})"
+    return f"{row['gb_s']:.1f}{share}"
+
+
+def _diff(row: Row) -> str:
+    gap = "" if row["gap_largest"] is None else f" (gap {row['gap_largest']:.1e})"
+    return f"{row['diff_from_ar']}{gap}"
+
+
+def _number(name: str, digits: int) -> Callable[[Row], str]:
+    return lambda row: f"{row[name]:.{digits}f}"
+
+
+COLUMNS: list[Column] = [
+    ("task", lambda row: str(row["task"])),
+    ("length", lambda row: str(row["length"])),
+    ("method", lambda row: str(row["method"])),
+    ("n", lambda row: str(row["n"])),
+    ("out", lambda row: str(row["excluded"])),
+    ("tau", _ci("tau")),
+    ("pooled", _number("tau_pooled", 2)),
+    ("TPOT ms", _number("tpot_ms_median", 2)),
+    ("speedup", _speedup),
+    ("break-even tau", _number("break_even_tau", 2)),
+    ("TTFT ms", _number("ttft_ms_median", 0)),
+    ("diff", _diff),
+    ("GB/s", _share),
+]
+AVERAGES: list[Column] = [
+    ("length", lambda row: str(row["length"])),
+    ("method", lambda row: str(row["method"])),
+    ("tasks", lambda row: str(row["tasks"])),
+    ("tau", _ci("tau")),
+    ("speedup", _speedup),
+]
+AGAINST: list[Column] = [
+    ("task", lambda row: str(row["task"])),
+    ("length", lambda row: str(row["length"])),
+    ("method", lambda row: str(row["method"])),
+    ("n", lambda row: str(row["n"])),
+    ("speedup", _speedup),
+]
+PARTS: list[Column] = [
+    ("task", lambda row: str(row["task"])),
+    ("length", lambda row: str(row["length"])),
+    ("method", lambda row: str(row["method"])),
+    *((part, lambda row, part=part: f"{row['parts_ms'][part]:.2f}") for part in ("draft", "verify", "accept", "host")),
+]
+LEGEND = (
+    "tau: committed tokens a round, the target's own included, mean of requests [95% interval]; pooled: of all at once",
+    "TPOT: (last token - first token) / (tokens - 1), prefill excluded, median",
+    "speedup: mean of TPOT_ar / TPOT_method, paired by request [95% interval]: + a gain, - a loss, ~ the interval "
+    f"contains 1, ? fewer than {FEW} requests decide nothing",
+    "break-even tau: what a round costs in steps of AR, which is the tau at which a method breaks even",
+    "out: requests left out for all methods; diff: outputs that differ from AR's",
+    "GB/s: weights, keys and values that a round reads (share of what this machine can read)",
+)
+
+
+def render(result: Mapping[str, Any], form: str) -> str:
+    """``form`` is ``table``, ``md`` or ``csv`` (the rows alone, with the names and numbers of the JSON)."""
+    if form == "csv":
+        return _csv(result["summary"])
+    blocks = []
+    if result["summary"]:
+        blocks.append(_table(COLUMNS, result["summary"], form))
+    if result["averages"]:
+        blocks += ["average over tasks", _table(AVERAGES, result["averages"], form)]
+    if result["against"]:
+        blocks += [f"speedup over {result['against'][0]['against']}", _table(AGAINST, result["against"], form)]
+    traced = [row for row in result["summary"] if row["parts_ms"]]
+    if traced:
+        blocks += ["ms a round, from a separate traced pass", _table(PARTS, traced, form)]
+    bullet = "- " if form == "md" else ""
+    return "\n\n".join([*blocks, "\n".join(bullet + line for line in remarks(result))])
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """What must stand under the table."""
+    lines = list(LEGEND) if result["summary"] else []
+    floor = result["noise"]
+    if floor is not None:
+        low, high = floor["ar_vs_ar_ci"]
+        head = (
+            f"A/A, AR against itself: {floor['ar_vs_ar_mean']:.3f} [{low:.3f}, {high:.3f}], width {floor['width']:.3f}"
+        )
+        if floor["contains_1"]:
+            lines.append(f"{head}: the noise floor")
+        else:
+            lines.append(f"{head}: DOES NOT CONTAIN 1: believe no difference of that size (chance: 1 in 20)")
+        if floor["spread"] is not None and floor["spread"] > NOISY:
+            bias = floor["spread"] ** 2
+            lines.append(
+                f"one run scatters by {floor['spread']:.0%}: means of ratios are about {bias:.1%} too high, "
+                "intervals miss that; use a quieter machine or more tokens"
+            )
+    if result["env"]["device_type"] == "cpu":
+        lines.append("CPU: ratios on this machine, not a GPU's")
+    for cell in result["tasks"]:
+        counts = {why: count for why, count in cell["excluded"].items() if count}
+        if counts:
+            said = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in counts.items())
+            lines.append(f"{cell['name']} {cell['length']}: left out: {said}")
+    unsettled = [w for w in result["warmup"] if not w["settled"]]
+    if unsettled:
+        said = ", ".join(f"{w['method']} at {w['length']}" for w in unsettled)
+        lines.append(f"warm-up had not settled to 5%: {said}")
+    disturbed = [row for row in result["summary"] if row["diff_from_ar"]]
+    if disturbed:
+        lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
+    loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
+    if loads:
+        lines.append(f"load average {' before, '.join(loads)} after; threads: {result['env']['threads']}")
+    if "random" in result["settings"]["tasks"]:
+        lines.append("random: ids drawn evenly; its tau means nothing")
+    if not result["complete"]:
+        lines.append("INCOMPLETE: interrupted; go on with --resume")
+    return [*result["notices"], *lines]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
+    head = [name for name, _ in columns]
+    body = [[show(row) for _, show in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+    if form == "md":
+        lines = [head, ["-" * width for width in widths], *body]
+        return "\n".join(
+            "| " + " | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) + " |" for line in lines
+        )
+    lines = [head, *body]
+    return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue().rstrip("\n")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            flat |= {f"{name}_low": value[0], f"{name}_high": value[1]}
+        elif isinstance(value, dict):
+            flat |= {f"{name}_{part}": number for part, number in value.items()}
+        else:
+            flat[name] = value
+    return flat

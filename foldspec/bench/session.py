@@ -1,0 +1,200 @@
+"""One bench from settings to result: arms, inputs, measurement, ``bench.json``."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foldspec.bench import guards, summary
+from foldspec.bench.bandwidth import read_bandwidth
+from foldspec.bench.inputs import Cell
+from foldspec.bench.protocol import Arm, Bench
+from foldspec.bench.schema import NAME, check
+from foldspec.bench.settings import BenchSettings
+from foldspec.bench.store import Store
+from foldspec.engine import Engine
+from foldspec.errors import UsageError
+from foldspec.options import SamplingParams
+
+__all__ = ["Session", "dry_run"]
+
+
+class Session:
+    """Measure with :meth:`run`, as far as one gets; :meth:`result` sums up what there is."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: BenchSettings,
+        cells: Sequence[Cell],
+        *,
+        out: Path | None = None,
+        resume: bool = False,
+        notices: Sequence[str] = (),
+        progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    ) -> None:
+        """Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
+        self.settings, self.cells, self.notices = settings, list(cells), [*engine.notices, *notices]
+        arms = [Arm(m.label, engine.using(**m.changes), drafts="context" in m.changes) for m in settings.parsed]
+        self._plain = arms[0].engine
+        self.store = Store(out, arms=[arm.label for arm in arms])
+        self.bench = Bench(
+            arms,
+            SamplingParams(max_tokens=settings.max_new, ignore_eos=settings.ignore_eos),
+            self.store,
+            engine.stop_ids,
+            engine.max_context,
+            order=settings.order,
+            warmup=settings.warmup,
+            trace=settings.trace,
+            progress=progress,
+        )
+        self.methods = {arm.label: arm.engine.settings() for arm in arms}
+        own = [self.methods[arm.label]["drafter"] for arm in arms if arm.drafts]
+        if None in own:
+            raise UsageError("there is no drafter, so a context method has nothing to read with", where="--methods")
+        self._drafter = own[0] if own else None
+        self.store.open(self._plan(), resume=resume)
+        self._load, self._complete = _load(), False
+        self._bandwidth = read_bandwidth(self._device)
+
+    @property
+    def _device(self) -> str:
+        return str(self.methods["ar"]["device"])
+
+    def _plan(self) -> dict[str, Any]:
+        """What a resumed bench must agree in."""
+        settings = self.settings.as_dict()
+        for free in ("bootstrap", "against", "warmup"):  # they change no measurement
+            settings.pop(free)
+        env = self._plain.env()
+        machine = {key: env[key] for key in ("device", "threads", "torch", "foldspec")}
+        kernels = {operator: choice["runs"] for operator, choice in env["kernels"].items()}
+        inputs = {f"{i.task} {i.length} {i.id}": i.sha256 for cell in self.cells for i in cell.inputs}
+        return {"settings": settings, "methods": self.methods, "machine": machine | kernels, "inputs": inputs}
+
+    def run(self) -> None:
+        """Whatever ends this, what was measured stays."""
+        self.bench.run(self.cells)
+        self._complete = True
+
+    def close(self) -> None:
+        self.store.close()
+
+    def result(self, command: Sequence[str] = ()) -> dict[str, Any]:
+        """The object of ``bench.schema.json``; also written to the folder. Raises :class:`MeasurementError` if what was
+        measured is not what was planned."""
+        settings, labels = self.settings, self.bench.labels
+        inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
+        guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
+        cells, left_out = summary.pairs(self.store.lines, labels)
+        how = {"resamples": settings.bootstrap, "seed": settings.seed}
+        rows = summary.rows(cells, labels, bandwidth=self._bandwidth, **how)
+        excluded = {
+            (cell.task, cell.length): {
+                "too_long": cell.too_long,
+                **{why: left_out[cell.task, cell.length, why] for why in ("short_output", "missing", "clock")},
+            }
+            for cell in self.cells
+        }
+        for row in rows:
+            row["excluded"] = sum(excluded[row["task"], row["length"]].values())
+        first = self.methods["ar"]
+        result = {
+            "schema": NAME,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": list(command),
+            "complete": self._complete,
+            "resumed": self.store.resumed,
+            "env": self._env(),
+            "target": first["target"] | {"dtype": first["dtype"], "weights": first["weights"]},
+            "drafter": self._drafter,
+            "settings": settings.as_dict()
+            | {
+                "temperature": 0,
+                "max_context": self.bench.max_context,
+                "stop_ids": sorted(self.bench.stop_ids),
+            },
+            "methods": self.methods,
+            "tasks": [
+                {
+                    "name": cell.task,
+                    "length": cell.length,
+                    "n": len(cells.get((cell.task, cell.length), ())),
+                    "planned": len(cell.inputs),
+                    "excluded": excluded[cell.task, cell.length],
+                    "ids": [item.id for item in cell.inputs],
+                    "warm_up_input": "made up" if cell.made_up else cell.spare.id,
+                }
+                for cell in self.cells
+            ],
+            "warmup": [
+                {"method": w.method, "length": w.length, "runs": w.runs, "change": w.change, "settled": w.settled}
+                for w in self.bench.warmed
+            ],
+            "summary": rows,
+            "averages": summary.averages(cells, labels, **how),
+            "against": [] if settings.against is None else summary.against(cells, labels, settings.against, **how),
+            "noise": summary.noise(cells, **how),
+            "notices": self.notices,
+        }
+        self.store.finish(result)
+        check(result)
+        return result
+
+    def _env(self) -> dict[str, Any]:
+        env = self._plain.env()
+        return env | {
+            "device_type": self._device.partition(":")[0],
+            "git": _git(),
+            "os": platform.platform(),
+            "cores": os.cpu_count(),
+            "load_before": self._load,
+            "load_after": _load(),
+            "read_gb_s": self._bandwidth,
+            "peak_mem_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * (1 if sys.platform == "darwin" else 1024),
+        }
+
+
+def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> list[str]:
+    """What would be measured, a line each."""
+    lines = [f"methods: {', '.join(m.label for m in settings.parsed)}, and ar again"]
+    for cell in cells:
+        sizes = [len(item.ids) for item in cell.inputs]
+        spare = "made up of the first" if cell.made_up else cell.spare.id
+        lines.append(
+            f"{cell.task} {cell.length}: {len(sizes)} requests of {min(sizes)} to {max(sizes)} tokens, "
+            f"{cell.too_long} too long, warm-up input {spare}"
+        )
+    runs = Counter(cell.length for cell in cells for _ in cell.inputs)
+    each = len(settings.parsed) + 1
+    lines += [f"{count} prefills of {length} tokens, {count * each} runs" for length, count in sorted(runs.items())]
+    return [*lines, f"each run {settings.max_new} tokens at most"]
+
+
+def _load() -> list[float] | None:
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def _git() -> str | None:
+    """The commit of the checkout that runs, with ``-dirty`` if it was changed; None where there is none."""
+    root = Path(__file__).parents[2]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    words = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,150 @@
+"""``foldspec bench``: parse, measure, print. The table goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foldspec.cli_shared import INTERRUPTED, add_engine, add_pair, ctrl_c_waits, engine_options, notices
+from foldspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from foldspec.bench.settings import BenchSettings
+    from foldspec.bench.sources import About
+    from foldspec.engine import Engine
+
+__all__ = ["add"]
+
+ABOUT = """\
+Plain decoding (ar) is always run, twice on every request: the second run shows the noise. A method is lookup or the
+name of a context method, then options: fold:alpha=4:window=128. TPOT = (time of last token - time of first) /
+(tokens - 1), prefill excluded; tau = committed tokens a round, the target's own included."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The options of the command. A default is left to :class:`BenchSettings`."""
+    parser.set_defaults(command=_bench)
+    parser.description = ABOUT
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_pair(parser)
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--methods", metavar="LIST", help="default: lookup,full,window,fold")
+    what.add_argument("--tasks", metavar="LIST", help="default: docs,code,kv; random draws ids, to test the bench")
+    what.add_argument("--lengths", metavar="LIST", help="tokens of prompt; default: 512,2k,8k")
+    what.add_argument("--limit", type=int, metavar="N", help="requests a task and length; default: 20")
+    what.add_argument("--max-new", type=int, metavar="N", help="tokens of output at most; default: 128")
+    what.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's own stop ids")
+    what.add_argument("--window", type=int, metavar="N", help="W of every method that names none")
+    what.add_argument("--alpha", type=float, metavar="X", help="alpha of every method that names none")
+    what.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round, where none are named")
+    how = parser.add_argument_group("how")
+    how.add_argument("--warmup", type=int, metavar="N", help="runs of a method and length at most; default: 4")
+    how.add_argument("--order", metavar="rotate|fixed", help="of the methods on a request; default: rotate")
+    how.add_argument("--seed", type=int, metavar="N", help="of the sample and of the bootstrap; default: 0")
+    how.add_argument("--bootstrap", type=int, metavar="N", help="resamples; default: 2000")
+    how.add_argument("--trace", action="store_true", default=None, help="also time the parts of a round, in runs apart")
+    how.add_argument("--against", metavar="METHOD", help="also each method's speedup over this one")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="keep every request as it is done, and bench.json")
+    output.add_argument("--resume", action="store_true", help="go on with what --out has")
+    output.add_argument("--dry-run", action="store_true", help="say what would be measured; reads no weights")
+    output.add_argument("--format", default="table", choices=("table", "md", "csv", "json"))
+    output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+    add_engine(parser)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    with ctrl_c_waits():
+        from foldspec.bench.settings import BenchSettings
+
+    fields = (field.name for field in dataclasses.fields(BenchSettings))
+    given = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
+    settings = BenchSettings(**given)
+    if options.resume and options.out is None:
+        raise UsageError("needs --out", where="--resume")
+    with ctrl_c_waits():
+        from foldspec.bench.inputs import make_cells, parse_lengths
+        from foldspec.bench.report import render
+        from foldspec.bench.session import Session, dry_run
+        from foldspec.bench.sources import make_sources
+
+    about, engine = _load(options, settings)
+    longest = about.max_context - settings.max_new
+    lengths, cut = parse_lengths(settings.lengths, longest)
+    say = _nothing if options.quiet else notices
+    say([*(engine.notices if engine else ()), *cut])
+    sources = make_sources(settings.task_names, about, seed=settings.seed)
+    cells = make_cells(sources, lengths, limit=settings.limit, longest=longest)
+    if engine is None:
+        print("\n".join(dry_run(cells, settings)), flush=True)
+        return 0
+    out = None if options.out is None else Path(options.out)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        say([f"{stage}, {done} of {total}"])
+
+    session = Session(engine, settings, cells, out=out, resume=options.resume, notices=cut, progress=progress)
+    code = 0
+    try:
+        try:
+            session.run()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        with ctrl_c_waits():
+            result = session.result(sys.argv)
+    finally:
+        session.close()
+    with ctrl_c_waits():
+        if code:
+            done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
+            say([f"interrupted after {done} requests{f', kept in {out}' if out else ''}"])
+        print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
+    return code
+
+
+def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None]:
+    """What tasks need to know of the pair, and the engine; no engine for a dry run."""
+    from foldspec.bench.sources import About
+    from foldspec.context import make_method
+    from foldspec.engine import Engine, split_options
+    from foldspec.kernels.dispatch import Kernels
+    from foldspec.loading import find_pair
+    from foldspec.options import MethodOptions
+    from foldspec.resources import pick_context
+    from foldspec.terminal import Terminal
+
+    for method in settings.parsed:
+        make_method(MethodOptions(**method.changes), (), 1)  # a wrong name is said before the weights are read
+    base = {name: getattr(options, name) for name in ("window", "alpha", "draft_tokens")}
+    with Terminal(quiet=options.quiet, text=False) as terminal:
+        loading = True
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if loading:  # a bar redraws itself, which is nothing to measure beside
+                terminal.progress(stage, done, total)
+
+        if options.dry_run:
+            chosen, _ = split_options(engine_options(options) | base)
+            found = find_pair(
+                options.pair,
+                options.target,
+                options.drafter,
+                options=chosen,
+                kernels=Kernels(),
+                progress=progress,
+            )
+            context = pick_context(options.max_context, found)
+            return About(found.model.vocabulary, context, found.tokenizer, found.template), None
+        which = {"target": options.target, "drafter": options.drafter}
+        engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
+        loading = False
+    return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine
+
+
+def _nothing(lines: Sequence[str]) -> None:
+    """What ``--quiet`` says."""

@@ -1,0 +1,72 @@
+"""What the commands share: options of the pair and of the engine, notices, and how Ctrl-C is held back."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from foldspec.options import DTYPES, WEIGHTS
+
+__all__ = ["INTERRUPTED", "add_engine", "add_pair", "ctrl_c_waits", "engine_options", "notices"]
+
+INTERRUPTED = 130  # exit code
+
+
+@contextlib.contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """Hold Ctrl-C back while torch is imported, where it may get lost, and while output is written, which may else be
+    torn or come twice. A second press does not wait."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    pair = parser.add_argument_group("pair")
+    pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
+    pair.add_argument("--target", metavar="T", help="a folder or a hub id")
+    pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, lookup, or none for plain decoding")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
+    engine.add_argument("--dtype", default="auto", choices=DTYPES)
+    engine.add_argument("--weights", default="auto", choices=WEIGHTS, help="how weights are held in memory")
+    engine.add_argument("--threads", type=int, metavar="N")
+    engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
+    engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
+    engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
+    engine.add_argument("--page-size", type=int, default=256, metavar="N", help="cache entries a page")
+    engine.add_argument("--offline", action="store_true", help="open no socket")
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
+    return {name: getattr(options, name) for name in names}
+
+
+def notices(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"foldspec: {' '.join(line.split())}", file=sys.stderr)

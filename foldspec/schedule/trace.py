@@ -1,0 +1,39 @@
+"""Where the time of a round goes: the round loop marks the end of each part, and a stopwatch may listen.
+
+The parts: ``draft`` (propose, and absorb what was committed), ``verify`` (the target's pass), ``accept`` (the rule,
+which also waits for the device), ``host`` (everything else).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["PARTS", "Mark", "Stopwatch", "unmarked"]
+
+Mark: TypeAlias = Callable[[str], None]  # called at the end of the named part
+PARTS = ("draft", "verify", "accept", "host")
+
+
+def unmarked(part: str) -> None:
+    """Nobody listens."""
+
+
+class Stopwatch:
+    """Seconds by part. The time between two marks belongs to the part that the second one names."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self._last = clock()
+
+    def start(self) -> None:
+        """Begin anew: nothing before this counts."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._last = self._clock()
+
+    def __call__(self, part: str) -> None:
+        now = self._clock()
+        self.seconds[part] += now - self._last
+        self._last = now

@@ -1,0 +1,180 @@
+"""``foldspec bench`` as a user runs it, on a tiny pair: results, files, resume, Ctrl-C, kill -9."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.command import Result, command, main, pair_words, refused, result, start
+
+from foldspec.bench.schema import check, schema
+
+SMALL = ("--tasks", "random", "--lengths", "24,64", "--limit", 3, "--max-new", 12, "--threads", 1, "--ignore-eos")
+METHODS = ("--methods", "full,window:window=16,fold:alpha=4:window=16")
+LABELS = ["ar", "full", "window:window=16", "fold:alpha=4:window=16", "ar again"]
+
+
+def bench(*more: object) -> Result:
+    return main("bench", *pair_words(), *SMALL, *METHODS, *more)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    for line in found:
+        check(line, "request")
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    out = tmp_path_factory.mktemp("bench") / "out"
+    done = bench("--out", out, "--format", "json", "--trace", "--against", "full", "--seed", 3)
+    assert done.code == 0, done
+    return done, out
+
+
+def test_the_result_keeps_its_schema(whole: tuple[Result, Path]) -> None:
+    import jsonschema
+
+    jsonschema.Draft202012Validator.check_schema(schema())
+    done, out = whole
+    jsonschema.Draft202012Validator(schema()).validate(done.json)
+    assert json.loads((out / "bench.json").read_text()) == done.json
+    with pytest.raises(Exception, match="breaks its schema"):
+        check({**done.json, "noise": {"n": 1}})
+
+
+def test_what_is_in_the_result(whole: tuple[Result, Path]) -> None:
+    report, found = whole[0].json, lines(whole[1])
+    assert report["complete"] and report["resumed"] == 0
+    assert [(r["length"], r["method"]) for r in report["summary"]] == [(n, m) for n in (24, 64) for m in LABELS]
+    assert all(r["n"] == 3 and r["excluded"] == 0 and r["verdict"] in ("few", "baseline") for r in report["summary"])
+    assert all(r["diff_from_ar"] == 0 for r in report["summary"])
+    assert [a["method"] for a in report["against"]] == LABELS[2:4] * 2
+    assert report["methods"]["fold:alpha=4:window=16"]["alpha"] == 4
+    assert report["env"]["device_type"] == "cpu" and report["env"]["threads"] == 1 and report["env"]["read_gb_s"] > 0
+    assert Counter(line["method"] for line in found) == dict.fromkeys(LABELS, 6)
+    for line in found:
+        assert line["n_out"] == 12 and sum(line["commits"]) == 11 and line["rounds"] >= 1
+        assert line["tpot_ms"] == pytest.approx(line["decode_ms"] / 11)
+        assert (line["parts_ms"] is None) == (line["method"] == "ar again")
+        assert (line["draft_prefill_ms"] > 0) == (line["method"] not in ("ar", "ar again"))
+    # one prompt, one prefill, one output for all methods of a request
+    for key in {(line["length"], line["id"]) for line in found}:
+        group = [line for line in found if (line["length"], line["id"]) == key]
+        assert len({line["input_sha256"] for line in group}) == len({line["output_ids_sha256"] for line in group}) == 1
+        assert sorted(line["order"] for line in group) == list(range(5))
+
+
+def test_the_parts_of_a_round_are_most_of_it(whole: tuple[Result, Path]) -> None:
+    for row in whole[0].json["summary"]:
+        if row["method"] != "ar again":
+            parts = row["parts_ms"]
+            assert (parts["draft"] > 0.01) == (row["method"] != "ar") and parts["verify"] > 0 and parts["accept"] > 0
+            assert 0.2 * row["round_ms_mean"] < sum(parts.values()) < 5 * row["round_ms_mean"]
+
+
+def test_the_table(whole: tuple[Result, Path]) -> None:
+    _, out = whole
+    for form in ("table", "md"):
+        done = bench("--out", out, "--resume", "--trace", "--seed", 3, "--format", form)
+        assert done.code == 0
+        for words in (*LABELS, "A/A", "CPU: ratios on this machine, not a GPU's", "?", "tau:", "TPOT: (last token"):
+            assert words in done.out, words
+    done = bench("--out", out, "--resume", "--trace", "--seed", 3, "--format", "csv", "--quiet")
+    read = list(csv.DictReader(io.StringIO(done.out)))
+    assert len(read) == 10 and float(read[0]["tau_mean"]) == 1.0 and "speedup_ci_low" in read[0] and done.err == ""
+
+
+def test_resumed_when_it_is_done_nothing_is_run(whole: tuple[Result, Path]) -> None:
+    _, out = whole
+    before = (out / "requests.jsonl").read_bytes()
+    done = bench("--out", out, "--resume", "--trace", "--seed", 3, "--format", "json")
+    assert done.code == 0 and done.json["resumed"] == 6 and done.json["warmup"] == []
+    assert (out / "requests.jsonl").read_bytes() == before
+
+
+def test_refusals(whole: tuple[Result, Path], tmp_path: Path) -> None:
+    _, out = whole
+    refused(bench("--out", out), 2, "is not empty", "--resume")
+    refused(bench("--out", out, "--resume", "--trace", "--seed", 4, "--quiet"), 2, "seed was 3, is 4")
+    refused(bench("--resume"), 2, "needs --out")
+    refused(bench("--methods", "nonsense"), 2, "nonsense")
+    refused(bench("--methods", "full", "--against", "full"), 2, "--against")
+    refused(bench("--tasks", "nonsense"), 2, "nonsense")
+    refused(bench("--lengths", "12x"), 2, "12x")
+    refused(bench("--limit", 0), 2, "--limit")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    refused(bench("--out", blocked / "x", "--quiet"), 4, "--out")
+
+
+def test_a_length_that_does_not_fit_is_cut_and_said() -> None:
+    done = main("bench", *pair_words(), *SMALL, *METHODS, "--lengths", "8k", "--max-new", 50, "--dry-run")
+    assert done.code == 0 and "length 8k is 1998 here" in done.err and "random 1998: 3 requests" in done.out
+
+
+def test_dry_run_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*args: object, **how: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("foldspec.loading.load_into", load)
+    done = bench("--dry-run")
+    assert done.code == 0 and "random 24: 3 requests of 24 to 24 tokens, 0 too long" in done.out, done
+    assert "15 runs" in done.out
+
+
+LONG = ("--tasks", "random", "--lengths", "400", "--limit", 24, "--max-new", 40, "--threads", 1, "--ignore-eos")
+
+
+def begin(home: Path, out: Path, *more: str) -> Any:
+    words = command("bench", *pair_words(), *LONG, "--methods", "full,fold", "--format", "json", "--out", out, *more)
+    return start(home, words)
+
+
+def wait_for_lines(out: Path, count: int, process: Any) -> None:
+    end = time.monotonic() + 120
+    path = out / "requests.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
+    """Ctrl-C keeps what is done and reports it; kill -9 loses the running request at most; what is left is measured,
+    and nothing twice."""
+    out = tmp_path / "out"
+    process = begin(tmp_path, out)
+    wait_for_lines(out, 8, process)
+    process.send_signal(signal.SIGINT)
+    done = result(process)
+    assert done.code == 130 and "Traceback" not in done.err, done
+    assert not done.json["complete"] and "interrupted after" in done.err
+    first = lines(out)
+    assert len(first) % 4 == 0 and len(first) >= 8 and done.json["summary"][0]["n"] == len(first) // 4
+
+    process = begin(tmp_path, out, "--resume")
+    wait_for_lines(out, len(first) + 8, process)
+    process.kill()
+    process.communicate()
+    data = (out / "requests.jsonl").read_bytes()
+    killed = [json.loads(line) for line in data.splitlines()[: data.count(b"\n")]]
+    assert killed[: len(first)] == first and len(killed) >= len(first) + 8
+    with (out / "requests.jsonl").open("ab") as file:  # as if it had died inside a write
+        file.write(b'{"task": "random", "length": 400, "id": "5')
+
+    done = result(begin(tmp_path, out, "--resume"), timeout=300)
+    assert done.code == 0 and done.json["complete"] and done.json["resumed"] == len(killed) // 4
+    final = lines(out)
+    assert final[: len(killed) // 4 * 4] == killed[: len(killed) // 4 * 4]
+    assert Counter((line["id"], line["method"]) for line in final) == {
+        (str(i), m): 1 for i in range(24) for m in ("ar", "full", "fold", "ar again")
+    }

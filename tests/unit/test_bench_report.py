@@ -1,0 +1,121 @@
+"""The table says what it must: no gain that is none, a loss as a loss, and everything that spoils a measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foldspec.bench.report import render
+
+
+def row(method: str, **changes: Any) -> dict[str, Any]:
+    known = {
+        "task": "docs",
+        "length": 512,
+        "method": method,
+        "n": 20,
+        "excluded": 0,
+        "tau_mean": 1.5,
+        "tau_ci": [1.4, 1.6],
+        "tau_pooled": 1.5,
+        "tpot_ms_median": 20.0,
+        "speedup_mean": 1.1,
+        "speedup_ci": [1.05, 1.15],
+        "verdict": "gain",
+        "break_even_tau": 1.4,
+        "ttft_ms_median": 900.0,
+        "diff_from_ar": 0,
+        "gap_largest": None,
+        "gb_s": 12.0,
+        "bandwidth_share": 0.5,
+        "parts_ms": None,
+    }
+    return {**known, **changes}
+
+
+def result(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "summary": [row("ar", verdict="baseline"), *rows],
+        "averages": [],
+        "against": [],
+        "noise": {
+            "n": 20,
+            "ar_vs_ar_mean": 1.001,
+            "ar_vs_ar_ci": [0.99, 1.01],
+            "width": 0.02,
+            "contains_1": True,
+            "spread": 0.01,
+        },
+        "env": {"device_type": "cpu", "threads": 1, "load_before": [0.5, 0, 0], "load_after": [0.7, 0, 0]},
+        "tasks": [{"name": "docs", "length": 512, "excluded": {"too_long": 0, "short_output": 0}}],
+        "warmup": [],
+        "settings": {"tasks": {"docs": {}}},
+        "complete": True,
+        "notices": [],
+    }
+    return {**known, **changes}
+
+
+def line_of(text: str, method: str) -> str:
+    (line,) = [line for line in text.splitlines() if f" {method} " in line and "docs" in line]
+    return line
+
+
+def test_marks() -> None:
+    text = render(
+        result(
+            row("full", verdict="loss", speedup_mean=0.8, speedup_ci=[0.7, 0.9]),
+            row("window", verdict="none", speedup_mean=1.2, speedup_ci=[0.9, 1.5]),
+            row("fold"),
+        ),
+        "table",
+    )
+    assert "0.800 [0.700, 0.900] -" in line_of(text, "full")
+    assert "1.200 [0.900, 1.500] ~" in line_of(text, "window")
+    assert "1.100 [1.050, 1.150] +" in line_of(text, "fold")
+    assert "CPU: ratios on this machine, not a GPU's" in text and "the noise floor" in text
+    assert "INCOMPLETE" not in text and "DIFFER" not in text and "left out:" not in text and "scatters" not in text
+
+
+def test_what_spoils_it_is_said() -> None:
+    floor = {
+        "n": 20,
+        "ar_vs_ar_mean": 1.1,
+        "ar_vs_ar_ci": [1.05, 1.2],
+        "width": 0.15,
+        "contains_1": False,
+        "spread": 0.2,
+    }
+    text = render(
+        result(
+            row("fold", diff_from_ar=2, gap_largest=3e-6, excluded=3),
+            noise=floor,
+            complete=False,
+            notices=["something to know"],
+            tasks=[{"name": "docs", "length": 512, "excluded": {"too_long": 1, "short_output": 2, "clock": 0}}],
+            warmup=[{"method": "fold", "length": 512, "settled": False}],
+            env={"device_type": "cuda", "threads": 1, "load_before": None, "load_after": None},
+            settings={"tasks": {"random": {}}},
+        ),
+        "table",
+    )
+    for words in (
+        "DOES NOT CONTAIN 1",
+        "scatters by 20%: means of ratios are about 4.0% too high",
+        "docs 512: left out: 1 too long, 2 short output",
+        "warm-up had not settled to 5%: fold at 512",
+        "OUTPUTS DIFFER",
+        "2 (gap 3.0e-06)",
+        "INCOMPLETE",
+        "something to know",
+        "its tau means nothing",
+    ):
+        assert words in text, words
+    assert "CPU" not in text
+
+
+def test_forms() -> None:
+    markdown = render(result(row("fold")), "md").splitlines()
+    assert markdown[0].startswith("| task") and set(markdown[1]) <= set("|- ") and len(markdown[0]) == len(markdown[2])
+    comma = render(result(row("fold", parts_ms={"draft": 1.5})), "csv").splitlines()
+    assert "speedup_ci_low,speedup_ci_high" in comma[0] and "parts_ms_draft" in comma[0] and len(comma) == 3
+    assert render(result(summary=[], noise=None, complete=False), "table").startswith("CPU")  # nothing was measured yet
