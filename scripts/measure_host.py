@@ -87,7 +87,7 @@ class NullDrafter(NoDrafter):
     def truncate(self, request: int, length: int) -> None:
         self._cache.truncate(request, min(length, self._cache.length(request)))
 
-    def absorb(self, rows: Rows, taps: Sequence[torch.Tensor]) -> None:
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         for request, start, packed in rows:
             self._cache.reserve(request, start + packed.stop - packed.start)
             self._cache.extend(request, start + packed.stop - packed.start)
@@ -106,7 +106,7 @@ def null_rounds(length: int) -> Callable[[], None]:
     cache.open(0)
     draft_cache.open(0, (Layout(rotated=True),))
     cache.begin(Rows.of([0], [0], [length]))
-    drafter.absorb(Rows.of([0], [0], [length]), ())
+    drafter.absorb(Rows.of([0], [0], [length]), (0,) * length, ())
     rounds = Rounds(NullModel(), cache, drafter, make_rule("exact"), device=torch.device("cpu"))
     request = Request(0, (0,) * length, 1 << 20)
     request.commit([0])

@@ -59,7 +59,7 @@ def _walk(
 ) -> list[int]:
     count = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
     found, request = [], resources.new_id()
-    drafter.fork(prefix.request, request)
+    drafter.fork(prefix.request, request, prefix.token_ids)
     try:
         for i in range(len(text) - count):
             place = Rows.of([request], [len(prefix.token_ids) + i], [1])
@@ -67,7 +67,7 @@ def _walk(
             drafter.truncate(request, place.starts[0])
             pairs = zip(drafts, text[i + 1 :], strict=False)
             found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
-            drafter.absorb(place, [states[tap][i : i + 1] for tap in drafter.taps])
+            drafter.absorb(place, [text[i]], [states[tap][i : i + 1] for tap in drafter.taps])
     finally:
         drafter.close(request)
     return found
