@@ -133,7 +133,7 @@ class Resources:
         unknown context method or drafter."""
         network = self.found.network
         make_method(method, (), 1)  # a wrong name is wrong where it is not used too
-        named = None if method.drafter is None else make_model_free(method.drafter, method.draft_tokens or None)
+        named = None if method.drafter is None else make_model_free(method.drafter)
         if method.draft_tokens == 0:
             return NoDrafter()
         if named is not None:

@@ -13,11 +13,11 @@ from itertools import takewhile
 import torch
 
 from foldspec.cache.rows import Rows
-from foldspec.drafters.base import Drafter
+from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.engine import Engine
 from foldspec.models.base import ForwardPlan
 from foldspec.options import MethodOptions
-from foldspec.resources import Prefix, Resources
+from foldspec.resources import Prefix
 
 __all__ = ["leading_drafts", "tau_fs"]
 
@@ -27,7 +27,6 @@ def tau_fs(leading: Sequence[int]) -> float:
     return 1 + sum(leading) / len(leading)
 
 
-@torch.inference_mode()
 def leading_drafts(
     engine: Engine, prefix: Prefix, text: Sequence[int], methods: Sequence[MethodOptions]
 ) -> list[list[int]]:
@@ -40,19 +39,19 @@ def leading_drafts(
     drafters = [resources.drafter(method) for method in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
     request = resources.new_id()
-    with resources.opened(request, resources.drafter(MethodOptions(draft_tokens=0)), prefix):
+    with resources.opened(request, NoDrafter(), prefix), torch.inference_mode():
         rows = Rows.of([request], [len(prefix.token_ids)], [len(text) - 1])
         ids = torch.tensor(text[:-1], device=resources.device)
         output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
     states = dict(zip(wanted, output.taps, strict=True))
     return [
-        _walk(resources, prefix, text, drafter, states, method.draft_tokens)
+        _walk(resources.new_id(), prefix, text, drafter, states, method.draft_tokens)
         for method, drafter in zip(methods, drafters, strict=True)
     ]
 
 
 def _walk(
-    resources: Resources,
+    request: int,
     prefix: Prefix,
     text: Sequence[int],
     drafter: Drafter,
@@ -60,16 +59,17 @@ def _walk(
     draft_tokens: int | None,
 ) -> list[int]:
     count = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
-    found, request = [], resources.new_id()
+    found = []
     drafter.fork(prefix.request, request, prefix.token_ids)
     try:
-        for i in range(len(text) - count):
-            place = Rows.of([request], [len(prefix.token_ids) + i], [1])
-            drafts = drafter.propose(place, [text[i]], [count])[0].tokens
-            drafter.truncate(request, place.starts[0])
-            pairs = zip(drafts, text[i + 1 :], strict=False)
-            found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
-            drafter.absorb(place, text[i : i + 1], [states[tap][i : i + 1] for tap in drafter.taps])
+        with torch.inference_mode():
+            for i in range(len(text) - count):
+                place = Rows.of([request], [len(prefix.token_ids) + i], [1])
+                drafts = drafter.propose(place, [text[i]], [count])[0].tokens
+                drafter.truncate(request, place.starts[0])
+                pairs = zip(drafts, text[i + 1 :], strict=False)
+                found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
+                drafter.absorb(place, text[i : i + 1], [states[tap][i : i + 1] for tap in drafter.taps])
     finally:
         drafter.close(request)
     return found

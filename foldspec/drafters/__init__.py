@@ -19,18 +19,16 @@ ARCHITECTURES = {
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
 }
 
-# name -> "module:class", made without arguments or with the number of drafts a round
+# name -> "module:class", made without arguments
 MODEL_FREE = {"lookup": "foldspec.drafters.prompt_lookup:PromptLookup"}
 
 
-def make_model_free(name: str, drafts: int | None = None) -> Drafter:
-    """A drafter without weights, proposing ``drafts`` tokens a round (None: its own number). Raises
-    :class:`UsageError` for an unknown name."""
+def make_model_free(name: str) -> Drafter:
+    """A drafter without weights. Raises :class:`UsageError` for an unknown name."""
     if name not in MODEL_FREE:
         raise UsageError(f"no drafter without weights is called {name!r}", do=f"known: {', '.join(MODEL_FREE)}")
     module, _, attribute = MODEL_FREE[name].partition(":")
-    kind = getattr(import_module(module), attribute)
-    drafter: Drafter = kind() if drafts is None else kind(drafts)
+    drafter: Drafter = getattr(import_module(module), attribute)()
     return drafter
 
 

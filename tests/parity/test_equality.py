@@ -16,6 +16,7 @@ from foldspec import Engine
 
 PAIR = Path(__file__).parent.parent / "golden" / "pairs" / "a_llama_zlab"
 WINDOW, BLOCK, PAGE, CHUNK = 24, 6, 16, 64
+LOOKUP: dict[str, object] = {"drafter": "lookup"}
 EDGES = (WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + BLOCK, 3 * WINDOW, PAGE - 1, PAGE, PAGE + 1, CHUNK, CHUNK + 1)
 # chat and code, and each side of page, chunk and window
 PART = ("chat 0", "chat 13", "code heapq 10", "code argparse 255", "code ast 256", "code cmd 257", "code csv 263",
@@ -33,14 +34,15 @@ def test_every_method_equals_plain_decoding_on_60_tiny_prompts() -> None:
         target=str(PAIR / "target"), drafter=str(PAIR / "drafter"), window=WINDOW, page_size=PAGE, prefill_chunk=CHUNK
     )
     differences: list[Difference] = []
-    rounds_that_draft = 0
+    runs_that_draft = {"lookup": 0, "network": 0}
     for prompt in tiny_prompts():
-        for _, _, tau, difference in compare(engine, prompt, 24):
-            rounds_that_draft += bool(tau and tau > 1)
+        for method, _, tau, difference in compare(engine, prompt, 24, (*METHODS, LOOKUP)):
+            runs_that_draft["lookup" if method == LOOKUP else "network"] += bool(tau and tau > 1)
             if difference is not None:
                 differences.append(difference)
     assert differences == []
-    assert rounds_that_draft > 200, "speculation must have been at work for the equality to mean anything"
+    # speculation must have been at work for the equality to mean anything
+    assert runs_that_draft["network"] > 200 and runs_that_draft["lookup"] > 5, runs_that_draft
 
 
 @pytest.mark.slow
@@ -50,7 +52,7 @@ def test_every_method_equals_plain_decoding_on_real_text() -> None:
     assert len(chosen) == len(PART)
     differences, compared = list[Difference](), 0
     for prompt in chosen:
-        for _, count, _, difference in compare(engine, prompt, 10, METHODS):
+        for _, count, _, difference in compare(engine, prompt, 10, (*METHODS, LOOKUP)):
             compared += count
             if difference is not None:
                 differences.append(difference)

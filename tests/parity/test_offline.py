@@ -62,10 +62,10 @@ def test_tau_is_the_mean_over_anchors() -> None:
 
 
 def test_the_work_of_a_measurement_is_freed(engine: Engine) -> None:
-    free = engine.resources.cache.tables.free_pages
+    free = engine.resources.cache.tables.allocator.free_pages
     with engine.prefill(tiny.prompt(40, vocabulary=engine.vocabulary)) as prefix:
         leading_drafts(engine, prefix, list(range(10)), [MethodOptions(context="fold")])
-    assert engine.resources.cache.tables.free_pages == free
+    assert engine.resources.cache.tables.allocator.free_pages == free
 
 
 def test_no_text_is_no_anchor(engine: Engine, tmp_path: Path) -> None:

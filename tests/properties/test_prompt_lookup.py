@@ -9,13 +9,17 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import tiny
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foldspec import Engine, SamplingParams
+from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.rows import Rows
 from foldspec.drafters.prompt_lookup import PromptLookup
 from foldspec.errors import UsageError
+from foldspec.records import Proposal, Verdict
+from foldspec.schedule.request import Request
 
 PAIR = tiny.PAIRS / "a_llama_zlab"
 
@@ -156,10 +160,65 @@ def test_which_drafter_runs(engine: Engine) -> None:
             assert alone.generate(prefix, params).token_ids == done.token_ids
 
 
-@pytest.mark.parametrize("drafts", [1, 3, 12])
-def test_draft_tokens_is_the_number_looked_up(engine: Engine, drafts: int) -> None:
+class Scripted(AcceptanceRule):
+    """Accepts as many drafts of each of two requests as the script says, and goes on with an id that is new to both."""
+
+    lossless = False
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = list(counts)
+
+    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+        token = 10 + 6 * len(self.counts)
+        return [Verdict(self.counts.pop(0), token) for _ in proposals]
+
+    def law(self) -> str:
+        return "the script"
+
+
+def test_after_every_accepted_count_the_state_is_that_of_a_fresh_absorb(engine: Engine) -> None:
+    """In the round loop, two requests at once, one of them from a prefix; this prompt has seven drafts for any id."""
+    first, second = [0, 7, 1, 6, 2, 5, 3, 4, 7, 7, 0, 0, 3], [7, 0, 0, 1, 4, 7, 6, 2, 2, 5, 3, 3, 7]
+    lookup, resources = engine.using(drafter="lookup"), engine._resources
+    lookup._rounds.rule = Scripted([count for pair in zip(first, second, strict=True) for count in pair])
+    drafter, ids = lookup._drafter, (*range(4, 204), *range(4, 204))
+    assert isinstance(drafter, PromptLookup)
+    requests = [Request(resources.new_id(), ids[start:], 100) for start in (0, 170)]
+    with (
+        engine.prefill(ids) as prefix,
+        resources.opened(requests[0].id, drafter, prefix),
+        resources.opened(requests[1].id, drafter, None),
+    ):
+        resources.run_prompt(requests[1].id, requests[1].prompt, drafter)
+        for request in requests:
+            request.commit([190])
+        for counts in zip(first, second, strict=True):
+            rounds = lookup._rounds.round(requests)
+            for request, round_, count in zip(requests, rounds, counts, strict=True):
+                assert (len(round_.drafted), round_.accepted, len(round_.committed)) == (7, count, count + 1)
+                fresh = PromptLookup()
+                fresh.open(0)
+                absorb(fresh, [*request.prompt, *request.output[:-1]])
+                assert state(drafter, request.id) == state(fresh)
+    assert drafter._indexes == {}
+
+
+def test_on_a_text_that_repeats_every_draft_is_accepted() -> None:
+    """This target goes round in circles of 96 tokens: once it has begun again, each round commits a whole block."""
+    target = tiny.PAIRS / "g_llama_oracle" / "target"
+    with Engine.load(target=str(target), drafter="lookup") as engine:
+        ids, period = tiny.prompt(20, 500, seed=1), 96
+        plain = engine.using(draft_tokens=0).generate(ids, SamplingParams(max_tokens=160, ignore_eos=True)).token_ids
+        assert plain[period:] == plain[:-period]
+        done = engine.generate([*ids, *plain[:100]], SamplingParams(max_tokens=57, ignore_eos=True))
+    assert done.token_ids == plain[100:157]
+    assert done.tau == 8 and [r.accepted for r in done.rounds] == [7] * 7
+
+
+@pytest.mark.parametrize(("draft_tokens", "drafts"), [(1, 1), (3, 3), (12, 7), (None, 7)])
+def test_draft_tokens_can_only_lower_the_seven(engine: Engine, draft_tokens: int | None, drafts: int) -> None:
     ids = tiny.golden_cases(PAIR.name)["len0200"]["prompts"][0]
-    done = engine.using(drafter="lookup", draft_tokens=drafts).generate(ids, SamplingParams(max_tokens=64))
+    done = engine.using(drafter="lookup", draft_tokens=draft_tokens).generate(ids, SamplingParams(max_tokens=64))
     assert max(len(r.drafted) for r in done.rounds) == drafts
 
 
