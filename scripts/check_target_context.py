@@ -1,9 +1,9 @@
 """Whether a target uses far context, so that a drafter's far memory can help at all: three checks before training one.
 
-    python scripts/check_target_context.py [PAIR] [--tasks docs,code,kv] [--lengths 512,2048,8064] [--items N] [--out FILE]
+    python scripts/check_target_context.py [PAIR] [--tasks docs,code,kv] [--lengths 512,2048] [--items N] [--out FILE]
 
-1. copying: a span of natural text comes again about 1,800 tokens later; the share of the second copy that the argmax has
-   right, fed the true text. Holds above 0.8. (The first copy's share stands beside it.)
+1. copying: a span of natural text comes again about 1,700 tokens later; the share of the second copy that the argmax
+   has right, fed the true text. Holds above 0.8. (The first copy's share stands beside it.)
 2. far context: loss of 128 tokens with everything before them, less than with the last 512 tokens only. Holds by more
    than 0.1 nats. (The first of the 128 sees 512 tokens then, the last 639.)
 3. loops: distinct tokens among 64 greedy ones (or fewer, where the target stops). Holds above 0.5.
@@ -28,7 +28,8 @@ from foldspec import Engine
 from foldspec.cache.rows import Rows
 from foldspec.errors import FoldspecError
 from foldspec.models.base import ForwardPlan
-from foldspec.tasks import Task, make_task
+from foldspec.tasks import make_task
+from foldspec.tasks.base import Task
 
 COPY, SPAN, WARM = 2048, 256, 8  # tokens: the text with both copies, a copy, and the start of a copy that is not judged
 SCORED, NEAR, AFTER = 128, 512, 40  # tokens: those with a loss, those before them, and those after (the question)

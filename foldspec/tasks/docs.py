@@ -48,8 +48,9 @@ class Docs(Task):
 
 def question(section: str) -> str:
     """What is asked about a section, by its heading."""
-    title = section.partition("\n")[0].replace('"', "")
-    return f"Summarise the section on {re.sub('^The ', 'the ', title)}."
+    title = re.sub("^The ", "the ", section.partition("\n")[0].replace('"', ""))
+    # of four wordings, this one set SmolLM2-135M looping least: 0.57 of 64 greedy tokens distinct, the others about 0.5
+    return f"Summarise the section on {title} of the text above in a few sentences."
 
 
 def _turn(asked: str, text: str) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-from cli import wheel as tiny_wheel
+import tiny_wheel
 from cli.command import PAIR, command, everything, generate, main, refused, result, start
 from faults.hub_server import Hub, serve
 

@@ -242,7 +242,7 @@ def check_cancelled(done: Completion, whole: Completion, engine: Engine) -> None
 
 
 def test_while_the_target_is_converted(tmp_path: Path) -> None:
-    from cli import wheel as tiny_wheel
+    import tiny_wheel
 
     wheel, cache = tiny_wheel.write(tmp_path / "links"), tmp_path / "cache"
     before = (

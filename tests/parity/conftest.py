@@ -1,25 +1,13 @@
-"""What the parity tests share: one thread, which tiny models are quickest with, and the real embedded target."""
+"""What the parity tests share: the real embedded target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foldspec.checkpoints.embedded import embedded_path
 from foldspec.engine import cache_folder
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Slow tests run real weights and keep what the suite sets."""
-    before = torch.get_num_threads()
-    if request.node.get_closest_marker("slow") is None:
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

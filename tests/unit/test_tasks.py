@@ -122,7 +122,7 @@ def test_docs_asks_for_a_section_that_stands_whole():
     assert len(items) >= 6  # with bytes for tokens few sections are that short
     for item in items:
         text, _, question = decode(item.prompt).rpartition("\n\n")
-        title = question.removeprefix("Summarise the section on ").removesuffix(".</><assistant>")
+        title = question.removeprefix("Summarise the section on ").partition(" of the text above")[0]
         assert any(section.strip("\n") in text for section in titles[title])
 
 
@@ -131,7 +131,7 @@ def test_kv_holds_as_many_pairs_as_fit(encode_bpe):
         "Here is a JSON object. It gives a value for each key.\n\n{}\n\n"
         'Which value does it give for the key "{}"? Answer with the value alone.'
     )
-    for item in make_task("kv").items(encode_bpe, 3000, 5, 2):
+    for item in make_task("kv").items(encode_bpe, 2000, 3, 2):
         sample = int(item.id.removeprefix("kv/"))
         drawn = pairs(2 * 500 + sample, 1000)
 
@@ -139,7 +139,7 @@ def test_kv_holds_as_many_pairs_as_fit(encode_bpe):
             key = drawn[asked(sample, count)][0]
             return encode_bpe([{"role": "user", "content": words.format(json.dumps(dict(drawn[:count])), key)}])
 
-        count = max(count for count in range(1, 120) if len(turn(count)) <= 3000)
+        count = max(count for count in range(1, 60) if len(turn(count)) <= 2000)
         assert turn(count) == item.prompt
         assert drawn[asked(sample, count)][1] == item.answer
 

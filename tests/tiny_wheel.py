@@ -12,13 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foldspec.checkpoints import convert, embedded
+from foldspec.checkpoints import embedded
 
 gguf = pytest.importorskip("gguf")
 
 NAME = "smollm2-135m-instruct"
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127)), "\u0120", "\u010a", "an"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127))]
+TOKENS += ["\u0120", "\u010a", "\u01201", "an", "\u0120an"]  # space, line break and what is merged with a space
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS = 16, 24, 2, 2, 1
+GGUF = {  # what llama.cpp calls the parts of a layer
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
 
 
@@ -26,7 +32,7 @@ def write(folder: Path) -> Path:
     """The wheel, in a folder of its own that pip can be pointed at."""
     folder.mkdir()
     source, path = folder.parent / "tiny.gguf", folder / "tiny_source-1.0-py3-none-any.whl"
-    _write_gguf(source)
+    write_gguf(source)
     info = "tiny_source-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(source, "tiny_source/tiny.gguf")
@@ -60,7 +66,35 @@ def command(wheel: Path, *words: object, before: str = "") -> list[str]:
     return [sys.executable, "-c", code, json.dumps([str(word) for word in words])]
 
 
-def _write_gguf(path: Path) -> None:
+def weights() -> dict[str, np.ndarray]:
+    """The tensors as Hugging Face names and orders them."""
+    half = WIDTH // HEADS * KV_HEADS
+    shapes = {"model.embed_tokens.weight": (len(TOKENS), WIDTH), "model.norm.weight": (WIDTH,)}
+    for layer in range(LAYERS):
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in {
+                "self_attn.q_proj": (WIDTH, WIDTH),
+                "self_attn.k_proj": (half, WIDTH),
+                "self_attn.v_proj": (half, WIDTH),
+                "self_attn.o_proj": (WIDTH, WIDTH),
+                "mlp.gate_proj": (INNER, WIDTH),
+                "mlp.up_proj": (INNER, WIDTH),
+                "mlp.down_proj": (WIDTH, INNER),
+                "input_layernorm": (WIDTH,),
+                "post_attention_layernorm": (WIDTH,),
+            }.items()
+        }
+    draw = np.random.default_rng(0)
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """As llama.cpp's converter does it: halves of each head become neighbours."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path, pre: str = "smollm") -> None:
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {
         "vocab_size": len(TOKENS),
@@ -76,24 +110,21 @@ def _write_gguf(path: Path) -> None:
     writer.add_float32("llama.rope.freq_base", 100000.0)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(["a n"])
+    writer.add_token_merges(["a n", "\u0120 an", "\u0120 1"])
     for kind, i in (("bos", 1), ("eos", 2), ("unknown", 0), ("padding", 2)):
         writer.add_uint32(f"tokenizer.ggml.{kind}_token_id", i)
     writer.add_bool("tokenizer.ggml.add_bos_token", False)
     writer.add_chat_template(TEMPLATE)
-    draw = np.random.default_rng(0)
-    shapes = {"token_embd.weight": (len(TOKENS), WIDTH), "output_norm.weight": (WIDTH,)}
-    half = WIDTH // HEADS * KV_HEADS
-    widths = {"attn_k": (half, WIDTH), "attn_v": (half, WIDTH), "ffn_down": (WIDTH, INNER)}
-    widths |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)}
+    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     for layer in range(LAYERS):
-        for name in convert._MODULES:
-            shapes[f"blk.{layer}.{name}.weight"] = widths.get(name, (WIDTH, WIDTH))
-    for name, shape in shapes.items():
-        writer.add_tensor(name, draw.standard_normal(shape).astype(np.float32))
+        names |= {f"model.layers.{layer}.{ours}.weight": f"blk.{layer}.{its}.weight" for ours, its in GGUF.items()}
+    heads = {"attn_q": HEADS, "attn_k": KV_HEADS}
+    for name, weight in weights().items():
+        part = names[name].split(".")[-2]
+        writer.add_tensor(names[name], permute(weight, heads[part]) if part in heads else weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
