@@ -24,7 +24,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import matrices, settle
+from foldspec.models.layers import join, matrices, settle
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
@@ -151,6 +151,7 @@ def load_pair(
     Raises the errors of :func:`held_dtype` and of :func:`load_into`.
     """
     held = held_dtype(found.target, weights, dtype=dtype, device=device, kernels=kernels)
+    join(found.model, held, dtype, device)
     load_into(
         found.model,
         found.target.weights,
@@ -163,12 +164,14 @@ def load_pair(
     )
     settle(found.model, kernels, dtype)
     if found.network is not None and found.drafter is not None:
+        held = held_dtype(found.drafter, weights, dtype=dtype, device=device, kernels=kernels)
+        join(found.network, held, dtype, device)
         load_into(
             found.network,
             found.drafter.weights,
             dtype=dtype,
             device=device,
-            held=held_dtype(found.drafter, weights, dtype=dtype, device=device, kernels=kernels),
+            held=held,
             matrices=matrices(found.network),
             integer=found.network.integer,
             progress=progress,

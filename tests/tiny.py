@@ -29,7 +29,7 @@ from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import settle
+from foldspec.models.layers import join, settle
 from foldspec.options import MethodOptions
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,6 +142,7 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     """A target with its weights, as an engine would load it."""
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
+    join(model, dtype, dtype, "cpu")
     load_into(model, weights, dtype=dtype, device="cpu", rename=model.parameter_name)
     settle(model, kernels_of(kernels), dtype)
     return model
@@ -150,6 +151,7 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
 def load_drafter(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = "auto") -> DrafterNetwork:
     config, weights = ModelConfig.read(folder), read_headers(folder)
     network = make_network(config, tuple(weights.entries), kernels_of(kernels))
+    join(network, dtype, dtype, "cpu")
     load_into(network, weights, dtype=dtype, device="cpu", integer=network.integer)
     settle(network, kernels_of(kernels), dtype)
     return network

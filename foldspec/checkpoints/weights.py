@@ -36,7 +36,7 @@ def load_into(
     integer: Collection[str] = (),
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Fill ``module``, built on the meta device, from ``weights``.
+    """Fill ``module``, built on the meta device, from ``weights``. What has a place already is read into it.
 
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
@@ -56,8 +56,9 @@ def load_into(
             held_as = state[key].dtype
         else:
             held_as = held if held is not None and key in matrices else dtype
+        placed = not state[key].is_meta and state[key].dtype == held_as
         try:
-            tensor = torch.empty(entry.shape, dtype=held_as, device=device)
+            tensor = state[key] if placed else torch.empty(entry.shape, dtype=held_as, device=device)
         except RuntimeError as error:  # torch has no one class for it on all devices
             raise ResourceError(
                 f"no memory for the weights on {device} ({total / 1e9:.2f} GB in the file; {key} failed)",
@@ -65,7 +66,8 @@ def load_into(
                 do="use a smaller --dtype, another --device or a smaller checkpoint",
             ) from error
         _read(entry, tensor, buffer)
-        _assign(module, key, tensor)
+        if not placed:
+            _assign(module, key, tensor)
         done += entry.size
     if progress:
         progress("load", done, total)

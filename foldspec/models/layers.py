@@ -12,6 +12,7 @@ from torch import nn
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts, panels
 from foldspec.kernels.multi_read_attention import ReadArgs
@@ -27,6 +28,7 @@ __all__ = [
     "Stack",
     "SwiGLU",
     "causal_attention",
+    "join",
     "matrices",
     "settle",
 ]
@@ -95,7 +97,7 @@ def matrices(module: nn.Module) -> frozenset[str]:
 
 
 class Stack:
-    """Linears that read the same rows: one product, once :meth:`join` has laid their weights one after another.
+    """Linears that read the same rows: one product, once :meth:`join` has given their weights one place.
 
     Each Linear keeps its own part as a view, so that nothing is held twice.
     """
@@ -104,15 +106,22 @@ class Stack:
         self._parts, self._widths = parts, [len(part.weight) for part in parts]
         self._joined: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # weight and bias of the parts from i on
 
-    def join(self) -> None:
-        """For loaded weights, not yet packed. Parts that do not end with a panel stay apart."""
-        if self._joined or any(width % panels.PANEL for width in self._widths):
+    def join(self, held: torch.dtype, dtype: torch.dtype, device: torch.device | str) -> None:
+        """Make room for weights in ``held`` and biases in ``dtype``. Parts that do not end with a panel stay apart."""
+        if any(width % panels.PANEL for width in self._widths):
             return
-        weight = _join([part.weight for part in self._parts])
-        biases = [part.bias for part in self._parts if part.bias is not None]
-        bias = _join(biases) if biases else None
+        weight = self._room("weight", held, device)
+        bias = None if self._parts[0].bias is None else self._room("bias", dtype, device)
         for begin in accumulate(self._widths[:-1], initial=0):
             self._joined.append((weight[begin:], None if bias is None else bias[begin:]))
+
+    def _room(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        """Uninitialised, for the parts one after another; each part's parameter is a view of its place."""
+        rest = getattr(self._parts[0], name).shape[1:]
+        whole = torch.empty(sum(self._widths), *rest, dtype=dtype, device=device)
+        for part, piece in zip(self._parts, whole.split(self._widths), strict=True):
+            setattr(part, name, nn.Parameter(piece, requires_grad=False))
+        return whole
 
     def __call__(self, x: torch.Tensor, first: int = 0) -> Sequence[torch.Tensor]:
         """x [n, in] -> the products of the parts from ``first`` on, [n, out] each, perhaps views of one."""
@@ -123,20 +132,22 @@ class Stack:
         return whole.split_with_sizes(self._widths[first:], 1)
 
 
-def _join(parts: list[nn.Parameter]) -> torch.Tensor:
-    """The parts one after another; each becomes a view of its place in the result."""
-    whole = torch.cat([part.data for part in parts])
-    for part, piece in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-        part.data = piece
-    return whole
+def join(module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Before weights are loaded: give the products of the same rows one place. ``held`` is the dtype of matrices,
+    ``dtype`` that of the arithmetic. Raises :class:`ResourceError` when memory runs out."""
+    try:
+        for part in module.modules():
+            if isinstance(part, (Projections, SwiGLU)):
+                part.stack.join(held, dtype, device)
+    except RuntimeError as error:  # torch has no one class for it on all devices
+        raise ResourceError(
+            f"no memory for the weights on {device}",
+            do="use a smaller --dtype, another --device or a smaller checkpoint",
+        ) from error
 
 
 def settle(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
-    """Lay loaded weights out for arithmetic in ``dtype``: join the products of the same rows, and pack what a compiled
-    product will read. In place, but for one Stack at a time."""
-    for part in module.modules():
-        if isinstance(part, (Projections, SwiGLU)):
-            part.stack.join()
+    """After weights are loaded: pack, in place, what a compiled product in ``dtype`` will read."""
     for part in module.modules():
         if isinstance(part, Matrix):
             weight = part.weight

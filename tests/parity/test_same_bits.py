@@ -17,7 +17,7 @@ from foldspec.checkpoints.weights import load_into, read_headers
 from foldspec.errors import UsageError
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import matrices, settle
+from foldspec.models.layers import join, matrices, settle
 
 HELD = (torch.float32, torch.bfloat16)
 
@@ -25,6 +25,7 @@ HELD = (torch.float32, torch.bfloat16)
 def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels(instructions))
+    join(model, held, torch.float32, "cpu")
     load_into(
         model,
         weights,
