@@ -64,7 +64,7 @@ def test_tau_is_the_mean_over_anchors() -> None:
 def test_the_work_of_a_measurement_is_freed(engine: Engine) -> None:
     free = engine.resources.cache.tables.allocator.free_pages
     with engine.prefill(tiny.prompt(40, vocabulary=engine.vocabulary)) as prefix:
-        leading_drafts(engine, prefix, list(range(10)), [MethodOptions(context="fold")])
+        leading_drafts(engine, prefix, list(range(10)), [engine.using(context="fold").method])
     assert engine.resources.cache.tables.allocator.free_pages == free
 
 
