@@ -6,7 +6,8 @@ Live: what decoding committed a round, at 512, 2k and 8k tokens. Offline: tau_fs
 target's own greedy text, at 512, 1k, 2k, 4k and 8k. The requests of a task end alike at every length and only reach
 back further. One prefill a request serves all. Each request is appended to a file of its task in ``--work`` as soon as
 it is done, and the same command skips it the next time, so tasks may also run in processes of their own; the table is
-made of whatever lies there. Intervals: 95% percentile bootstrap over requests.
+made of whatever lies there. Requests of another drafter, or run otherwise, are refused and not mixed in. Intervals: 95%
+percentile bootstrap over requests.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         draft_tokens=options.draft_tokens,
     )
     methods = {name: engine.using(**changes) for name, changes in METHODS.items()}
+    run_id = identity(engine, options.tokens, options.seed)
+    refuse_others(options.work, run_id)
     for task_name in options.tasks.split(","):
         task, path = make_task(task_name), options.work / f"{task_name}.jsonl"
         known = {(row["length"], row["id"]) for row in rows_of(path)}
@@ -78,11 +81,28 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     continue
                 started = time.perf_counter()
                 found = measure(engine, item, methods, options.tokens, length in LIVE)
-                row = {"task": task_name, "length": length, "id": item.id, "n_in": len(item.prompt)}
+                row = {"run": run_id, "task": task_name, "length": length, "id": item.id, "n_in": len(item.prompt)}
                 row["input"] = hashlib.sha256(json.dumps(item.prompt).encode()).hexdigest()
                 append(path, {**row, **(found or {"n_out": 1})})
                 print(f"{task_name} {length} {item.id}: {time.perf_counter() - started:.1f} s", flush=True)
     return {"settings": engine.settings(), "env": engine.env()}
+
+
+def identity(engine: Engine, tokens: int, seed: int) -> str:
+    """One word for all that requests must have in common, the drafter's weights included: a folder may be trained into
+    again."""
+    drafter, digest = engine.resources.found.drafter, hashlib.sha256()
+    for path in sorted(drafter.folder.glob("*.safetensors")) if drafter is not None else []:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update(json.dumps([engine.settings(), METHODS, tokens, seed], sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def refuse_others(work: Path, run_id: str) -> None:
+    for path in sorted(work.glob("*.jsonl")):
+        if any(row.get("run") != run_id for row in rows_of(path)):
+            raise SystemExit(f"{path} holds requests of another pair or of other settings: choose another --work")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -31,12 +31,20 @@ def leading_drafts(
     engine: Engine, prefix: Prefix, text: Sequence[int], methods: Sequence[MethodOptions]
 ) -> list[list[int]]:
     """For each method, the leading right drafts at each anchor of ``text``, the target's greedy continuation of the
-    prefix. Anchors are the tokens after which a whole block of drafts can be judged.
+    prefix. Anchors are the tokens after which the longest drafts of any of the methods can be judged whole: the same
+    for all, so that they can be compared pair by pair.
 
     Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most.
     """
     resources = engine.resources
     drafters = [resources.drafter(method) for method in methods]
+    counts = [
+        drafter.max_drafts if method.draft_tokens is None else min(method.draft_tokens, drafter.max_drafts)
+        for method, drafter in zip(methods, drafters, strict=True)
+    ]
+    anchors = len(text) - max(counts, default=0)
+    if anchors < 1:
+        return [[] for _ in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
     request = resources.new_id()
     with resources.opened(request, NoDrafter(), prefix), torch.inference_mode():
@@ -45,8 +53,8 @@ def leading_drafts(
         output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
     states = dict(zip(wanted, output.taps, strict=True))
     return [
-        _walk(resources.new_id(), prefix, text, drafter, states, method.draft_tokens)
-        for method, drafter in zip(methods, drafters, strict=True)
+        _walk(resources.new_id(), prefix, text, drafter, states, anchors, count)
+        for drafter, count in zip(drafters, counts, strict=True)
     ]
 
 
@@ -56,14 +64,14 @@ def _walk(
     text: Sequence[int],
     drafter: Drafter,
     states: dict[int, torch.Tensor],
-    draft_tokens: int | None,
+    anchors: int,
+    count: int,
 ) -> list[int]:
-    count = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
     found = []
-    drafter.fork(prefix.request, request, prefix.token_ids)
     try:
+        drafter.fork(prefix.request, request, prefix.token_ids)
         with torch.inference_mode():
-            for i in range(len(text) - count):
+            for i in range(anchors):
                 place = Rows.of([request], [len(prefix.token_ids) + i], [1])
                 drafts = drafter.propose(place, [text[i]], [count])[0].tokens
                 drafter.truncate(request, place.starts[0])

@@ -52,7 +52,8 @@ class Code(Task):
 
 @dataclass(frozen=True)
 class Source:
-    """A file: ``defines`` are the functions and classes at its top level, ``own`` those anywhere in it."""
+    """A file: ``defines`` are the functions and classes at its top level, ``own`` what it gives a name anywhere: those,
+    its variables and its parameters."""
 
     text: str
     defines: frozenset[str]
@@ -63,7 +64,10 @@ class Source:
         """Raises SyntaxError for what is no Python."""
         tree, kinds = ast.parse(text), (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         top = frozenset(node.name for node in tree.body if isinstance(node, kinds))
-        return cls(text, top, frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds)))
+        own = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+        own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        return cls(text, top, frozenset(own))
 
 
 @lru_cache(maxsize=1)

@@ -157,3 +157,14 @@ def test_a_seed_fixes_the_order_and_a_limit_cuts_it(name):
 def test_lengths_that_cannot_be_had(name, length):
     with pytest.raises(UsageError, match=f"^{name}: {length} tokens are too (few|many): "):
         make_task(name).items(encode_bytes, length, 1, 0)
+
+
+def test_a_variable_of_its_own_needs_no_other_file():
+    filler = "\n".join(f"x{i} = {i}" for i in range(60))
+    texts = {
+        "a.py": "def mode(): pass\ndef start(): pass\ndef needed(): pass\n",
+        "b.py": f"{filler}\nmode = 3\ndef f(start):\n    return start, mode\nf(needed)\n",
+        "c.py": f"{filler}\nmode = 3\ndef f(start):\n    return start, mode\n",
+    }
+    sources = {name: Source.parse(text) for name, text in texts.items()}
+    assert cut("b.py", sources) == 63 and cut("c.py", sources) is None
