@@ -2,7 +2,9 @@
 
 The rule of prompt lookup decoding (A. Saxena, 2023), the model-free baseline of the papers: the longest n-gram at the
 end of what is committed, of ``LONGEST`` tokens down to one, that has occurred before; the drafts are the tokens after
-its most recent earlier occurrence. They end where the text ends, so that there may be fewer than a round could verify.
+its most recent earlier occurrence that has as many after it as a round can verify. Where none has (drafts end where the
+text ends), the earliest occurrence has most. Without that, a text going round in short circles would be drafted one
+circle at a time, and the baseline would be weaker than those of other engines.
 """
 
 from __future__ import annotations
@@ -60,11 +62,16 @@ class _Index:
             self.ids.pop()
 
     def after(self, anchor: int, count: int) -> Gram:
-        """At most ``count`` tokens that followed the longest n-gram ending in ``anchor`` when it last occurred."""
+        """At most ``count`` tokens that followed the longest n-gram ending in ``anchor`` when it occurred before."""
         recent = self.ids[max(0, len(self.ids) + 1 - self._longest) :]
         for skip in range(len(recent) + 1):
             end = self._last.get((*recent[skip:], anchor))
             if end is not None:
+                while len(self.ids) - end < count:
+                    before = self._before[end][len(recent) - skip]
+                    if before is None:
+                        break
+                    end = before
                 following = self.ids[end + 1 : end + 1 + count]
                 return tuple(following) if len(following) == count else (*following, anchor)
         return ()

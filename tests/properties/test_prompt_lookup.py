@@ -27,9 +27,11 @@ PAIR = tiny.PAIRS / "a_llama_zlab"
 def scan(ids: Sequence[int], count: int, longest: int) -> tuple[int, ...]:
     """What the rule says, by looking everywhere."""
     for n in range(longest, 0, -1):
-        for start in range(len(ids) - n - 1, -1, -1):
-            if list(ids[start : start + n]) == list(ids[len(ids) - n :]):
-                return tuple(ids[start + n : start + n + count])
+        starts = [i for i in range(len(ids) - n) if list(ids[i : i + n]) == list(ids[len(ids) - n :])]
+        followed = [ids[i + n : i + n + count] for i in starts]
+        if followed:
+            whole = [run for run in followed if len(run) == count]
+            return tuple(whole[-1] if whole else followed[0])
     return ()
 
 
@@ -77,7 +79,9 @@ def test_drafts_and_state_are_those_of_a_scan_after_every_rollback(
         ([5, 6], ()),
         ([5, 5], (5,)),  # the anchor itself is all that followed
         ([1, 2, 3, 9, 8, 3, 7, 1, 2, 3], (9, 8, 3, 7)),  # three tokens, though the one alone came later
-        ([1, 2, 9, 1, 2, 8, 1, 2], (8, 1, 2)),  # the most recent of two
+        ([1, 2, 9, 9, 1, 2, 8, 8, 1, 2], (8, 8, 1, 2)),  # the most recent of two
+        ([1, 2, 9, 1, 2, 8, 1, 2], (9, 1, 2, 8)),  # the most recent is followed by three tokens, too few
+        ([7, 5, 6, 5, 6, 5, 6, 5, 6], (5, 6, 5, 6)),  # a short circle is drafted several times over
     ],
 )
 def test_known_texts(text: list[int], drafts: tuple[int, ...]) -> None:
