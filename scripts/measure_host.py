@@ -99,7 +99,7 @@ class NullDrafter(NoDrafter):
 
 
 def null_rounds(length: int) -> Callable[[], None]:
-    pages = -(-(2 * length) // 256)
+    pages = -(-(length + 4000) // 256)  # rounds enough for any --repeat below 40
     cache = PagedCache(SPEC, pages=pages, page_size=256, device="cpu")
     draft_cache = DraftCache(SPEC, pages=pages, page_size=256, max_requests=1, device="cpu")
     drafter = NullDrafter(draft_cache)

@@ -112,7 +112,9 @@ def test_what_the_product_joins_is_added_to_it(instructions: str) -> None:
         torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (16, 5), (33, 8), (2100, 17), (48, 6)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (7, 3), (7, 7), (16, 5), (16, 16), (40, 1), (33, 8), (2100, 17), (48, 6)], ids=str
+)
 def test_packed_rows_are_found_again(shape: tuple[int, int]) -> None:
     weight = torch.arange(shape[0] * shape[1]).view(shape)
     held = packed(weight)

@@ -23,7 +23,7 @@ def pack(weight: torch.Tensor) -> None:
         whole = len(part) // PANEL * PANEL
         for piece, height in ((part[:whole], PANEL), (part[whole:], len(part) - whole)):
             if len(piece):
-                piece.copy_(piece.view(-1, height, width).transpose(1, 2).reshape(len(piece), width))
+                piece.copy_(piece.view(-1, height, width).transpose(1, 2).contiguous().view(len(piece), width))
 
 
 def rows(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
