@@ -19,11 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foldspec import cli
+from foldspec.engine import cache_folder
+from foldspec.kernels.library import Library
 
 ROOT = Path(__file__).parents[2]
 PAIR = tiny.PAIRS / "a_llama_zlab"  # B = 6, vocabulary 512, context 2048, stop ids 2 and 3
 ORACLE = tiny.PAIRS / "g_llama_oracle"
 BOS, EOS = 1, 2
+KERNELS = cache_folder() / "kernels"  # looked up before a test names another cache folder
 
 
 class Result(NamedTuple):
@@ -36,6 +39,12 @@ class Result(NamedTuple):
         """The object on the last line of stdout."""
         report: dict[str, Any] = json.loads(self.out.splitlines()[-1])
         return report
+
+
+def lend_kernels(cache: Path) -> None:
+    """Put the compiled kernels that all tests share into a cache folder: each would compile them anew, for seconds."""
+    if Library(KERNELS).reason is None:
+        shutil.copytree(KERNELS, cache / "kernels", dirs_exist_ok=True)
 
 
 def main(*arguments: object) -> Result:
@@ -64,6 +73,8 @@ def command(*arguments: object) -> list[str]:
 def start(home: Path, words: Sequence[str], env: Mapping[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
     """Start a process in an empty folder of its own, its output in pipes unless ``how`` says otherwise."""
     (home / "empty").mkdir(parents=True, exist_ok=True)
+    if "FOLDSPEC_CACHE" not in (env or {}):
+        lend_kernels(home / ".cache" / "foldspec")
     pipe = subprocess.PIPE
     how = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True, **how}
     return subprocess.Popen(words, env=environment(home, **(env or {})), cwd=home / "empty", **how)

