@@ -69,7 +69,8 @@ def ending(
     of a text, and may add to its end. Ids are cut, not text: the length is exact with any tokenizer, and decoding and
     encoding again may give others at the cut. Raises :class:`UsageError` if all the text is too short.
     """
-    head = _common(encode(frame("a")), encode(frame("Zero")))
+    first = encode(frame("a"))
+    head = _common(first, encode(frame("Zero")))
     if length <= head:
         raise UsageError(f"{length} tokens are too few: {head} go before the text", where=where)
     left = iter(pieces)
@@ -85,7 +86,7 @@ def ending(
         budget *= 2
     if len(ids) < length:
         raise UsageError(f"{length} tokens are too many: all its text gives {len(ids)}", where=where)
-    return (*ids[:head], *ids[len(ids) - (length - head) :])
+    return (*first[:head], *ids[len(ids) - (length - head) :])
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

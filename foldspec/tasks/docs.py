@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import cast
@@ -14,14 +13,14 @@ from foldspec.tasks.base import Encode, Item, Task, chat, ending, shuffled
 
 __all__ = ["Docs"]
 
-SHORTEST = 512  # tokens: the shortest prompt, in which every section that is asked about still stands whole
+SHORTEST = 512  # tokens of a prompt
+OPENING = 256  # tokens at most of the section that is asked about
 
 
 class Docs(Task):
-    """Topics in sorted order (after the last comes the first), up to one that differs by item; then the question.
-
-    A longer prompt only begins earlier. The question is about the section that begins first in the shortest prompt, so
-    that its answer is never in the last lines alone. Items whose shortest prompt holds no whole section are left out.
+    """The opening of one section, other sections, and the question about the first: its answer lies as far back as the
+    prompt is long. A longer prompt has more sections between; the first and the last lines stay the same. Sections
+    whose heading and first paragraph are too long are not asked about.
     """
 
     name, max_new = "docs", 128
@@ -33,17 +32,14 @@ class Docs(Task):
     def items(self, encode: Encode, length: int, limit: int, seed: int) -> list[Item]:
         if length < SHORTEST:
             raise UsageError(f"{length} tokens are too few: {SHORTEST} at least", where=self.name)
-        sections = _sections()
-        found: list[Item] = []
-        for last in shuffled(range(len(sections)), seed):
-            if len(found) >= limit:
-                break
-            about = _subject(encode, sections, last)
-            if about is not None:
-                frame = partial(_turn, question(sections[about]))
-                ids = ending(encode, length, _back(sections, last), frame, self.name)
-                found.append(Item(f"{self.name}/{last}", ids))
-        return found
+        sections, items = _sections(), list[Item]()
+        for about in shuffled(range(len(sections)), seed):
+            opening = _opening(encode, sections[about])
+            if opening and len(items) < limit:
+                others = (sections[(about - i) % len(sections)] for i in range(1, len(sections)))
+                frame = partial(_turn, opening, question(sections[about]))
+                items.append(Item(f"{self.name}/{about}", ending(encode, length, others, frame, self.name)))
+        return items
 
 
 def question(section: str) -> str:
@@ -53,8 +49,8 @@ def question(section: str) -> str:
     return f"Summarise the section on {title} of the text above in a few sentences."
 
 
-def _turn(asked: str, text: str) -> list[dict[str, str]]:
-    return chat(text + asked)
+def _turn(opening: str, asked: str, text: str) -> list[dict[str, str]]:
+    return chat(opening + text + asked)
 
 
 def _sections() -> list[str]:
@@ -63,17 +59,12 @@ def _sections() -> list[str]:
     return [topics[name].strip("\n") + "\n\n" for name in sorted(topics)]
 
 
-def _back(sections: list[str], last: int) -> Iterator[str]:
-    """From the section ``last`` backwards, each section once."""
-    return (sections[(last - i) % len(sections)] for i in range(len(sections)))
-
-
-def _subject(encode: Encode, sections: list[str], last: int) -> int | None:
-    """The first section that stands whole in a prompt of SHORTEST tokens; None if even the last does not."""
-    text, found = "", None
-    for i, section in enumerate(_back(sections, last)):
-        text = section + text
-        if len(text) > 8 * SHORTEST or len(encode(chat(text + question(section)))) > SHORTEST:
+def _opening(encode: Encode, section: str) -> str:
+    """Its first paragraphs, as many as fit :data:`OPENING`; empty if not even the first two, heading and text, do."""
+    paragraphs, kept = section.strip("\n").split("\n\n"), ""
+    for count in range(2, len(paragraphs) + 1):
+        text = "\n\n".join(paragraphs[:count]) + "\n\n"
+        if len(text) > 8 * OPENING or len(encode(text)) > OPENING:
             break
-        found = (last - i) % len(sections)
-    return found
+        kept = text
+    return kept

@@ -99,31 +99,41 @@ def test_code_reads_held_out_files_alone():
     assert len(files) > 3 and set(files) <= read_sources().keys()
 
 
-@pytest.mark.parametrize("name", ["docs", "code"])
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_a_longer_prompt_only_begins_earlier(name, kind, encode_bpe):
-    encode = encode_bytes if kind == "bytes" else encode_bpe
-    short, middle, long = (make_task(name).items(encode, length, 6, 1) for length in (1000, 1777, 5000))
-    head = {("docs", "bytes"): 6, ("code", "bytes"): 0, ("code", "bpe"): 1}.get((name, kind))
-    if head is None:
-        head = len(encode("<user>"))
+def test_a_longer_code_prompt_only_begins_earlier(kind, encode_bpe):
+    encode, head = (encode_bytes, 0) if kind == "bytes" else (encode_bpe, 1)
+    short, middle, long = (make_task("code").items(encode, length, 6, 1) for length in (1000, 1777, 5000))
     assert len({item.prompt for item in short}) == len({item.id for item in short}) == 6
     for a, b, c in zip(short, middle, long, strict=True):
         assert a.id == b.id == c.id and [len(i.prompt) for i in (a, b, c)] == [1000, 1777, 5000]
-        assert a.prompt[:head] == b.prompt[:head] == c.prompt[:head] == encode("<user>")[:head]
+        assert a.prompt[:head] == b.prompt[:head] == c.prompt[:head]
         assert b.prompt[-1000 + head :] == a.prompt[head:] and c.prompt[-1777 + head :] == b.prompt[head:]
 
 
-def test_docs_asks_for_a_section_that_stands_whole():
-    titles = {}
-    for text in topics.values():
-        titles.setdefault(text.strip("\n").split("\n")[0].replace('"', "").replace("The ", "the ", 1), []).append(text)
-    items = make_task("docs").items(encode_bytes, 512, 100, 0)
-    assert len(items) >= 6  # with bytes for tokens few sections are that short
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_longer_docs_prompt_only_has_more_between_the_section_and_the_question(kind, encode_bpe):
+    encode = encode_bytes if kind == "bytes" else encode_bpe
+    short, long = (make_task("docs").items(encode, length, 6, 1) for length in (1000, 5000))
+    assert len({item.prompt for item in short}) == len({item.id for item in short}) == 6
+    for a, b in zip(short, long, strict=True):
+        assert a.id == b.id and (len(a.prompt), len(b.prompt)) == (1000, 5000)
+        same = next(i for i, (x, y) in enumerate(zip(a.prompt, b.prompt, strict=False)) if x != y)
+        opening = len(encode("<user>")) + 20
+        assert same > opening and b.prompt[-(1000 - same) :] == a.prompt[same:]
+
+
+def test_docs_asks_for_the_section_that_stands_first():
+    openings = {text.strip("\n").split("\n\n")[0] for text in topics.values()}
+    items = make_task("docs").items(encode_bytes, 700, 100, 0)
+    assert len(items) >= 6  # with bytes for tokens few sections begin so briefly
     for item in items:
-        text, _, question = decode(item.prompt).rpartition("\n\n")
-        title = question.removeprefix("Summarise the section on ").partition(" of the text above")[0]
-        assert any(section.strip("\n") in text for section in titles[title])
+        text, _, question = decode(item.prompt).removeprefix("<user>").rpartition("\n\n")
+        heading = text.split("\n\n")[0]
+        assert heading in openings
+        title = heading.split("\n")[0].replace('"', "")
+        asked = question.removeprefix("Summarise the section on ").partition(" of the text above")[0]
+        assert asked == (f"the {title.removeprefix('The ')}" if title.startswith("The ") else title)
+        assert heading not in text[len(heading) :]
 
 
 def test_kv_holds_as_many_pairs_as_fit(encode_bpe):
