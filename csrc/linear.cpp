@@ -36,14 +36,15 @@ namespace foldspec {
 namespace LANES {
 
 constexpr int VECTORS = PANEL / W;  // of a panel
+// Products of so many k are added up apart, then the sums: in one long chain of additions rounding errors pile up. The
+// sums so far lie in y, in the innermost cache. A multiple of the steps in a cache line.
+constexpr int64_t CHAIN = 192;
 
 // R rows of x against C whole panels. With `fresh` panels it asks memory for the C panels that follow, step by step.
 template <int R, int C, class T>
 static void tile(const float* x, const T* w, float* y, int64_t K, int64_t ldy, bool fresh) {
   constexpr int PER_LINE = 64 / (PANEL * sizeof(T));  // steps of k in one cache line
   V sum[R][C * VECTORS];
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C * VECTORS; c++) sum[r][c] = zero();
   const auto step = [&](int64_t k) __attribute__((always_inline)) {
     V b[C * VECTORS];
     for (int c = 0; c < C * VECTORS; c++) b[c] = load(w + (c / VECTORS * K + k) * PANEL + c % VECTORS * W);
@@ -53,14 +54,23 @@ static void tile(const float* x, const T* w, float* y, int64_t K, int64_t ldy, b
     }
   };
   int64_t k = 0;
-  for (; k + PER_LINE <= K; k += PER_LINE) {
-    if (fresh)
-      for (int c = 0; c < C; c++) __builtin_prefetch(w + ((c + C) * K + k) * PANEL);
-    for (int i = 0; i < PER_LINE; i++) step(k + i);
-  }
-  for (; k < K; k++) step(k);
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C * VECTORS; c++) store(y + r * ldy + c * W, sum[r][c]);
+  do {  // at least once: a sum over nothing is zero
+    const bool first = k == 0;
+    const int64_t end = std::min(K, k + CHAIN);
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < C * VECTORS; c++) sum[r][c] = zero();
+    for (; k + PER_LINE <= end; k += PER_LINE) {
+      if (fresh)
+        for (int c = 0; c < C; c++) __builtin_prefetch(w + ((c + C) * K + k) * PANEL);
+      for (int i = 0; i < PER_LINE; i++) step(k + i);
+    }
+    for (; k < end; k++) step(k);
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < C * VECTORS; c++) {
+        float* to = y + r * ldy + c * W;
+        store(to, first ? sum[r][c] : add(load(to), sum[r][c]));
+      }
+  } while (k < K);
 }
 
 // R rows of x against the last panel, of `narrow` < PANEL columns.
@@ -68,14 +78,22 @@ template <int R, class T>
 static void tail(const float* x, const T* w, float* y, int64_t K, int64_t ldy, int narrow) {
   for (int v = 0; v * W < narrow; v++) {
     const int n = std::min(W, narrow - v * W);
-    V sum[R];
-    for (int r = 0; r < R; r++) sum[r] = zero();
-    for (int64_t k = 0; k < K; k++) {
-      const T* at = w + k * narrow + v * W;
-      const V b = n == W ? load(at) : load(at, n);
-      for (int r = 0; r < R; r++) sum[r] = fma(all(x[r * K + k]), b, sum[r]);
-    }
-    for (int r = 0; r < R; r++) store(y + r * ldy + v * W, sum[r], n);
+    int64_t k = 0;
+    do {
+      const bool first = k == 0;
+      const int64_t end = std::min(K, k + CHAIN);
+      V sum[R];
+      for (int r = 0; r < R; r++) sum[r] = zero();
+      for (; k < end; k++) {
+        const T* at = w + k * narrow + v * W;
+        const V b = n == W ? load(at) : load(at, n);
+        for (int r = 0; r < R; r++) sum[r] = fma(all(x[r * K + k]), b, sum[r]);
+      }
+      for (int r = 0; r < R; r++) {
+        float* to = y + r * ldy + v * W;
+        store(to, first ? sum[r] : add(load(to, n), sum[r]), n);
+      }
+    } while (k < K);
   }
 }
 

@@ -66,7 +66,8 @@ def make_data(options: argparse.Namespace) -> None:
     if found.tokenizer is None:
         raise UsageError("the target has no tokenizer", where="data")
     sources = [Source("stdlib", Path(sysconfig.get_path("stdlib")), "code"), *options.source]
-    prompts = Prompts(sources, found.tokenizer, found.template)
+    longest = min(288, options.length * 9 // 16)  # the text needs room too
+    prompts = Prompts(sources, found.tokenizer, found.template, shortest=min(48, longest // 2), longest=longest)
     taps = options.taps or spread_taps(found.model.layer_count)
     plan = {
         "target": found.target.source,
