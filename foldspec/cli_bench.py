@@ -118,6 +118,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None]:
     """What tasks need to know of the pair, and the engine; no engine for a dry run."""
+    from foldspec.bench.methods import check_drafts
     from foldspec.bench.sources import About
     from foldspec.context import make_method
     from foldspec.engine import Engine, split_options
@@ -138,7 +139,7 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 terminal.progress(stage, done, total)
 
         if options.dry_run:
-            chosen, _ = split_options(engine_options(options) | base)
+            chosen, plain = split_options(engine_options(options) | base)
             found = find_pair(
                 options.pair,
                 options.target,
@@ -147,6 +148,9 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 kernels=Kernels(),
                 progress=progress,
             )
+            for method in settings.parsed[1:]:
+                draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
+                check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
             context = pick_context(options.max_context, found)
             return About(found.model.vocabulary, context, found.tokenizer, found.template), None
         which = {"target": options.target, "drafter": options.drafter}

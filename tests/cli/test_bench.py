@@ -119,7 +119,10 @@ def test_refusals(whole: tuple[Result, Path], tmp_path: Path) -> None:
     refused(bench("--methods", "full", "--against", "full"), 2, "--against")
     refused(bench("--tasks", "nonsense"), 2, "nonsense")
     refused(bench("--lengths", "12x"), 2, "12x")
+    refused(bench("--lengths", "9" * 5000), 2, "--lengths")
     refused(bench("--limit", 0), 2, "--limit")
+    refused(bench("--limit", 10**9), 2, "--limit")
+    refused(bench("--bootstrap", 10**9), 2, "--bootstrap")
     blocked = tmp_path / "file"
     blocked.write_text("")
     refused(bench("--out", blocked / "x", "--quiet"), 4, "--out")
@@ -215,5 +218,15 @@ def test_methods_that_cannot_run(tmp_path: Path) -> None:
     words = ("--tasks", "random", "--lengths", "24", "--limit", 1, "--quiet", "--threads", 1)
     alone = ("--target", PAIR / "target", "--drafter", "none")
     refused(main("bench", *alone, *words, "--methods", "full"), 2, "no drafter")
+    refused(main("bench", *alone, *words, "--methods", "full", "--dry-run"), 2, "no drafter")
+    # figures of one thing under the name of another
+    other = ("--target", PAIR / "target", "--drafter", "lookup")
+    refused(main("bench", *other, *words, "--methods", "full"), 2, "--methods full", "no drafter")
+    refused(main("bench", *other, *words, "--methods", "full", "--dry-run"), 2, "--methods full", "no drafter")
+    refused(bench("--quiet", "--methods", "full:drafter=lookup"), 2, "is no option")
+    refused(bench("--quiet", "--methods", "lookup:context=fold"), 2, "is no option")
+    refused(bench("--quiet", "--methods", "full,fold:draft_tokens=0"), 2, "fold:draft_tokens=0", "plain decoding")
+    refused(bench("--quiet", "--draft-tokens", 0, "--dry-run"), 2, "--methods full", "plain decoding")
+    refused(bench("--quiet", "--methods", "fold:alpha=4,fold", "--alpha", 4), 2, "the same as fold:alpha=4")
     done = main("bench", *alone, *words, "--methods", "lookup", "--max-new", 8, "--ignore-eos", "--format", "csv")
     assert done.code == 0 and "lookup" in done.out
