@@ -3,55 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-from foldspec.errors import UsageError
+from _options import Parser, real, whole
+
 from foldspec.options import DTYPES
 from training.prompts import Source
 
 __all__ = ["parser"]
-
-MOST = 1 << 20  # of anything that is counted: no sensible value is beyond, and memory and patience end before
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, do=f"see {self.prog} --help")
-
-
-def whole(low: int, high: int = MOST) -> Callable[[str], int]:
-    """A reader of whole numbers in ``low .. high``."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number in {low} .. {high}, not {text:.30}")
-        return value
-
-    return read
-
-
-def real(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """A reader of numbers in ``low .. high``; ``above``: ``low`` itself is not one of them."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or (above and value == low):
-            raise argparse.ArgumentTypeError(
-                f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {text:.30}"
-            )
-        return value
-
-    return read
 
 
 def source(text: str) -> Source:
@@ -78,9 +37,9 @@ def layers(text: str) -> tuple[int, ...]:
 
 def parser(about: str) -> argparse.ArgumentParser:
     """Errors are raised as :class:`UsageError`."""
-    top = _Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    commands = top.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    common = _Parser(add_help=False)
+    top = Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
+    common = Parser(add_help=False)
     common.add_argument("pair", nargs="?", help="a pair of checkpoints.yaml; its target counts")
     common.add_argument("--target", help="a folder or hub id instead")
     common.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the texts and taps are kept")
