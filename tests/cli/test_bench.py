@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -196,6 +197,16 @@ def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
     assert Counter((line["id"], line["method"]) for line in final) == {
         (str(i), m): 1 for i in range(24) for m in ("ar", "full", "fold", "ar again")
     }
+
+
+def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None:
+    read, closed = os.pipe()
+    os.close(read)
+    words = command("bench", *pair_words(), *SMALL, "--methods", "lookup", "--format", "json", "--lengths", "24")
+    process = start(tmp_path, words, stderr=closed)
+    os.close(closed)
+    done = result(process)
+    assert done.code == 0 and done.json["complete"] and counted(done) == 3, done
 
 
 def test_tasks_of_real_text(tmp_path: Path) -> None:
