@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -76,7 +77,7 @@ def _bench(options: argparse.Namespace) -> int:
     about, engine = _load(options, settings)
     longest = about.max_context - settings.max_new
     lengths, cut = parse_lengths(settings.lengths, longest)
-    say = _nothing if options.quiet else notices
+    say = _nothing if options.quiet else _told
     say([*(engine.notices if engine else ()), *cut])
     sources = make_sources(settings.task_names, about, seed=settings.seed)
     cells = make_cells(sources, lengths, limit=settings.limit, longest=longest)
@@ -104,20 +105,20 @@ def _bench(options: argparse.Namespace) -> int:
             session.run()
         except KeyboardInterrupt:
             code = INTERRUPTED
-        with ctrl_c_waits():
+        with ctrl_c_waits():  # from here on a first press costs nothing that was measured
             result = session.result(sys.argv)
+            if code:
+                done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
+                say([f"interrupted after {done} requests{f', kept in {out}' if out else ''}"])
+            print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
     finally:
         session.close()
-    with ctrl_c_waits():
-        if code:
-            done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
-            say([f"interrupted after {done} requests{f', kept in {out}' if out else ''}"])
-        print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
     return code
 
 
 def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None]:
     """What tasks need to know of the pair, and the engine; no engine for a dry run."""
+    from foldspec.bench.methods import check_drafts
     from foldspec.bench.sources import About
     from foldspec.context import make_method
     from foldspec.engine import Engine, split_options
@@ -138,7 +139,7 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 terminal.progress(stage, done, total)
 
         if options.dry_run:
-            chosen, _ = split_options(engine_options(options) | base)
+            chosen, plain = split_options(engine_options(options) | base)
             found = find_pair(
                 options.pair,
                 options.target,
@@ -147,12 +148,21 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 kernels=Kernels(),
                 progress=progress,
             )
+            for method in settings.parsed[1:]:
+                draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
+                check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
             context = pick_context(options.max_context, found)
             return About(found.model.vocabulary, context, found.tokenizer, found.template), None
         which = {"target": options.target, "drafter": options.drafter}
         engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
         loading = False
     return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine
+
+
+def _told(lines: Sequence[str]) -> None:
+    """What happens, on stderr. That nobody reads it, or that its disk is full, ends no measurement."""
+    with contextlib.suppress(OSError):
+        notices(lines)
 
 
 def _nothing(lines: Sequence[str]) -> None:

@@ -16,15 +16,20 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from _options import Parser, whole
+
 from foldspec import Engine, SamplingParams
 from foldspec.bench.bootstrap import interval
+from foldspec.bench.methods import check_drafts
 from foldspec.bench.offline import leading_drafts, tau_fs
-from foldspec.tasks import make_task
+from foldspec.errors import FoldspecError, MeasurementError, ResourceError, UsageError
+from foldspec.tasks import TASKS, make_task
 from foldspec.tasks.base import Item
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -51,7 +56,8 @@ def measure(engine: Engine, item: Item, methods: dict[str, Engine], tokens: int,
         if live:
             for name, one in methods.items():
                 done = one.generate(prefix, params)
-                assert done.token_ids == plain.token_ids, f"{item.id}: {name} is not plain decoding"
+                if done.token_ids != plain.token_ids:
+                    raise MeasurementError(f"{name} is not plain decoding", where=item.id)
                 found["live"][name] = [len(done.token_ids) - 1, len(done.rounds)]
         options = [one.method for one in methods.values()]
         leading = leading_drafts(engine, prefix, plain.token_ids, options)
@@ -69,12 +75,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         draft_tokens=options.draft_tokens,
     )
     methods = {name: engine.using(**changes) for name, changes in METHODS.items()}
+    for name, method in methods.items():
+        check_drafts(name, options.draft_tokens, method.settings()["drafter"])
     run_id = identity(engine, options.tokens, options.seed)
     refuse_others(options.work, run_id)
-    for task_name in options.tasks.split(","):
+    for task_name in options.tasks:
         task, path = make_task(task_name), options.work / f"{task_name}.jsonl"
         known = {(row["length"], row["id"]) for row in rows_of(path)}
-        for length in options.lengths.split(","):
+        for length in options.lengths:
             room = min(LENGTHS[length], engine.max_context - options.tokens)
             for item in task.items(engine.encode, room, options.limit, options.seed):
                 if (length, item.id) in known:
@@ -102,17 +110,37 @@ def identity(engine: Engine, tokens: int, seed: int) -> str:
 def refuse_others(work: Path, run_id: str) -> None:
     for path in sorted(work.glob("*.jsonl")):
         if any(row.get("run") != run_id for row in rows_of(path)):
-            raise SystemExit(f"{path} holds requests of another pair or of other settings: choose another --work")
+            what = "holds requests of another pair or of other settings"
+            raise UsageError(what, where=str(path), do="choose another --work")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The requests in a file; a torn last line is dropped from it."""
+    """The requests in a file; a torn last line is dropped from it. Raises :class:`UsageError` for what is none."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
     if lines[-1]:
         path.write_bytes(b"\n".join([*lines[:-1], b""]))
-    return [json.loads(line) for line in lines[:-1]]
+    rows = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+            check_row(rows[-1])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            where = f"{path}, line {number}"
+            raise UsageError("is no request of this table", where=where, do="choose another --work") from None
+    return rows
+
+
+def check_row(row: Any) -> None:
+    """Raises :class:`ValueError` or its like for what :func:`cells` could not sum up."""
+    right = all(isinstance(row[name], str) for name in ("run", "task", "id")) and row["length"] in LENGTHS
+    for tokens, rounds in row.get("live", {}).values():
+        right = right and type(tokens) is type(rounds) is int and 1 <= rounds <= tokens
+    for tau in row.get("offline", {}).values():
+        right = right and 1 <= tau < float("inf")
+    if not right:
+        raise ValueError(row)
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -163,22 +191,40 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def named(known: Collection[str]) -> Callable[[str], list[str]]:
+    """A reader of comma-separated names, each taken once."""
+
+    def read(text: str) -> list[str]:
+        names = list(dict.fromkeys(text.split(",")))
+        if not set(names) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text!r:.60} names others than {', '.join(known)}")
+        return names
+
+    return read
+
+
+def parse() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--pair", default="smollm2-135m")
     parser.add_argument("--target", help="a folder or hub id in place of the pair's target")
     parser.add_argument("--drafter", help="the same for its drafter")
-    parser.add_argument("--tasks", default="docs,code,kv")
-    parser.add_argument("--lengths", default=",".join(LENGTHS))
-    parser.add_argument("--limit", type=int, default=20, help="requests a task and length")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens a request")
-    parser.add_argument("--draft-tokens", type=int, help="drafts a round; all that the drafter has, if not given")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tasks", type=named(TASKS), default="docs,code,kv")
+    parser.add_argument("--lengths", type=named(LENGTHS), default=",".join(LENGTHS))
+    parser.add_argument("--limit", type=whole(1, 10_000), default=20, help="requests a task and length")
+    parser.add_argument("--tokens", type=whole(2), default=64, help="new tokens a request")
+    parser.add_argument("--draft-tokens", type=whole(1), help="drafts a round; all that the drafter has, if not given")
+    parser.add_argument("--seed", type=whole(0, 1 << 62), default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, required=True, help="where requests are kept as they are done")
     parser.add_argument("--out", type=Path, help="write the report here")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def measure_and_print() -> None:
+    options = parse()
     options.work.mkdir(parents=True, exist_ok=True)
+    if options.out is not None and not (options.out.parent.is_dir() and not options.out.is_dir()):
+        raise UsageError("is no place for a file", where=f"--out {options.out}")
     report = run(options)
     rows = [row for path in sorted(options.work.glob("*.jsonl")) for row in rows_of(path)]
     report["cells"] = list(cells(rows))
@@ -188,5 +234,22 @@ def main() -> None:
     print(table(report["cells"]))
 
 
+def main() -> int:
+    try:
+        measure_and_print()
+    except FoldspecError as error:
+        return fail(str(error), error.exit_code)
+    except OSError as error:
+        return fail(str(error), ResourceError.exit_code)
+    except KeyboardInterrupt:
+        return fail("stopped; the same command goes on from here", 130)
+    return 0
+
+
+def fail(what: str, code: int) -> int:
+    print(f"long_context_table: {' '.join(what.split())}", file=sys.stderr)
+    return code
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

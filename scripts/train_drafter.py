@@ -12,7 +12,6 @@ seed and on their own number alone. No file is read that ``foldspec bench`` draw
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import sysconfig
@@ -22,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from training.dflash import Trainee, config_of, draft_vocabulary
 from training.generate import RoundedProducts, generate
 from training.loop import Plan, train
+from training.options import parser
 from training.prompts import Prompts, Source
-from training.store import Text, Texts, read, read_texts, write_json, write_shard
+from training.store import Text, Texts, begin_data, read, read_plan, read_texts, write_shard
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.engine import cache_folder
-from foldspec.errors import FoldspecError, UsageError
+from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.loading import FoundPair, find_pair, load_pair
@@ -44,7 +45,10 @@ SHARD = 384  # sequences
 
 def load_target(options: argparse.Namespace, kernels: Kernels) -> tuple[FoundPair, torch.dtype, torch.device]:
     """The target alone, with its weights."""
-    settings = EngineOptions(device=options.device, dtype=options.dtype, cache_dir=cache_folder())
+    settings = EngineOptions(
+        device=options.device, dtype=options.dtype, threads=options.threads, cache_dir=cache_folder()
+    )
+    torch.set_num_threads(options.threads)
     found = find_pair(options.pair, options.target, "none", options=settings, kernels=kernels)
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device, found)
@@ -55,7 +59,16 @@ def load_target(options: argparse.Namespace, kernels: Kernels) -> tuple[FoundPai
 
 def spread_taps(layers: int, count: int = 5) -> tuple[int, ...]:
     """Tapped layers as the published drafters choose theirs: evenly from the second to the third from last."""
-    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
+    if layers < 4:
+        return tuple(range(layers))
+    return tuple(sorted({round(1 + i * (layers - 4) / (count - 1)) for i in range(count)}))
+
+
+def check_layers(option: str, layers: Sequence[int], low: int, high: int) -> None:
+    """Raises :class:`UsageError` for layers that are not in ``low .. high``."""
+    wrong = [layer for layer in layers if not low <= layer <= high]
+    if wrong or not layers:
+        raise UsageError(f"names {wrong or 'none'}, of the target's layers {low} .. {high}", where=option)
 
 
 def make_data(options: argparse.Namespace) -> None:
@@ -64,11 +77,16 @@ def make_data(options: argparse.Namespace) -> None:
     kernels = Kernels("auto", compiled) if options.exact_products else RoundedProducts("auto", compiled)
     found, dtype, device = load_target(options, kernels)
     if found.tokenizer is None:
-        raise UsageError("the target has no tokenizer", where="data")
+        raise UsageError("the target has no tokenizer.json", where=str(found.target.folder))
+    if options.length > found.model.max_positions:
+        raise UsageError(f"is more than the target's {found.model.max_positions} positions", where="--length")
     sources = [Source("stdlib", Path(sysconfig.get_path("stdlib")), "code"), *options.source]
     longest = min(288, options.length * 9 // 16)  # the text needs room too
     prompts = Prompts(sources, found.tokenizer, found.template, shortest=min(48, longest // 2), longest=longest)
     taps = options.taps or spread_taps(found.model.layer_count)
+    check_layers("--taps", taps, 0, found.model.layer_count - 1)
+    if list(taps) != sorted(set(taps)):
+        raise UsageError("must be in order, each once", where="--taps")
     plan = {
         "target": found.target.source,
         "taps": taps,
@@ -77,12 +95,8 @@ def make_data(options: argparse.Namespace) -> None:
         "sources": {source.name: source.kind for source in sources},
         "products": "exact" if options.exact_products else "rounded",
     }
-    options.data.mkdir(parents=True, exist_ok=True)
-    manifest = options.data / "data.json"
-    if manifest.exists() and json.loads(manifest.read_text())["plan"] != json.loads(json.dumps(plan)):
-        raise UsageError("was made by other settings", where=str(options.data), do="name another folder")
+    begin_data(options.data, plan, prompts.counts)
     print(f"prompts from {prompts.counts} files, taps {list(taps)}", flush=True)
-    write_json(manifest, {"plan": plan, "files": prompts.counts})
     worker, workers = options.worker
     for shard in range(worker, -(-options.sequences // SHARD), workers):
         path = options.data / f"shard-{shard:05d}.safetensors"
@@ -111,12 +125,26 @@ def train_dflash(options: argparse.Namespace) -> None:
     """The ``train`` command for ``--kind dflash``."""
     # on torch alone: compiled kernels hold weights in a layout of their own, and are not needed for one text
     found, dtype, device = load_target(options, Kernels("reference"))
-    facts = json.loads((options.data / "data.json").read_text())["plan"]
+    facts = read_plan(options.data)
     if facts["target"] != found.target.source:
-        raise UsageError(f"holds texts of {facts['target']['name']}", where=str(options.data), do="name its target")
-    sides = read_texts(options.data, shortest=12)
-    count = found.model.layer_count
-    begin = options.begin_as or tuple(range(count - options.layers, count))
+        name = facts["target"].get("name")
+        raise UsageError(f"holds texts of {name}", where=str(options.data), do="name its target")
+    model = found.model
+    check_layers(f"{options.data}, taps", facts["taps"], 0, model.layer_count - 1)
+    for option, value, most in (
+        ("--mask-id", options.mask_id, model.vocabulary - 1),
+        ("--draft-vocab", options.draft_vocab, model.vocabulary),
+        ("--layers", options.layers, model.layer_count - 1),
+    ):
+        if value > most:
+            raise UsageError(f"must be at most {most} for this target, not {value}", where=option)
+    if options.markov_rank and options.layout != "deepspec":
+        raise UsageError(f"is nothing that {options.layout} has", where="--markov-rank", do="use --layout deepspec")
+    begin = options.begin_as or tuple(range(model.layer_count - options.layers, model.layer_count))
+    check_layers("--begin-as", begin, 1, model.layer_count - 1)
+    if len(begin) != options.layers:
+        raise UsageError(f"names {len(begin)} layers, the drafter has {options.layers}", where="--begin-as")
+    sides = read_texts(options.data, shortest=12, width=len(facts["taps"]) * model.width, vocabulary=model.vocabulary)
     vocabulary = None
     if options.draft_vocab:
         texts, prompts = zip(*(split(one) for one in sides[0]), strict=True)
@@ -161,6 +189,7 @@ def train_dflash(options: argparse.Namespace) -> None:
         save_every=options.save_every,
         say=lambda line: print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True),
         stop_after=options.stop_after,
+        made={"config": config, "begin": list(begin), "data": facts},
     )
     trainee.export(options.out / "drafter")
 
@@ -195,92 +224,26 @@ def rms(x: torch.Tensor) -> float:
     return x.float().pow(2).mean(-1).sqrt().mean().item()
 
 
-def parse_source(text: str) -> Source:
-    kind, _, rest = text.partition(":")
-    name, _, folder = rest.partition("=")
-    if kind not in ("code", "prose") or not name or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not code:NAME=FOLDER or prose:NAME=FOLDER with a folder that is there"
-        )
-    return Source(name, Path(folder), kind)
-
-
-def parse_share(text: str) -> tuple[int, int]:
-    worker, _, workers = text.partition("/")
-    return int(worker), int(workers)
-
-
-def parse_taps(text: str) -> tuple[int, ...]:
-    return tuple(int(layer) for layer in text.split(","))
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("pair", nargs="?", help="a pair of checkpoints.yaml; its target counts")
-    common.add_argument("--target", help="a folder or hub id instead")
-    common.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the texts and taps are kept")
-    common.add_argument("--seed", type=int, default=0)
-    common.add_argument("--device", default="auto")
-    common.add_argument("--dtype", default="auto", help="of the target's arithmetic")
-    common.add_argument("--threads", type=int, default=1)
-
-    data = commands.add_parser("data", parents=[common], help="let the target write")
-    data.add_argument(
-        "--source",
-        type=parse_source,
-        action="append",
-        default=[],
-        metavar="KIND:NAME=FOLDER",
-        help="code or prose to draw prompts from, beside Python's own library",
-    )
-    data.add_argument("--sequences", type=int, default=4096, help="texts in all; some 200 tokens each")
-    data.add_argument(
-        "--worker",
-        type=parse_share,
-        default=(0, 1),
-        metavar="I/N",
-        help="write each N-th shard from the I-th on: for N processes at once",
-    )
-    data.add_argument("--length", type=int, default=512, help="tokens of a sequence at most, prompt and text")
-    data.add_argument("--taps", type=parse_taps, help="tapped layers, comma-separated")
-    data.add_argument("--batch", type=int, default=128, help="sequences at once")
-    data.add_argument("--exact-products", action="store_true", help="fp32 products on a CPU; slower")
-    data.set_defaults(run=make_data)
-
-    learn = commands.add_parser("train", parents=[common], help="learn from the texts")
-    learn.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints, the curve, the drafter")
-    learn.add_argument("--kind", choices=["dflash"], default="dflash")
-    learn.add_argument("--layout", choices=["deepspec", "zlab"], default="deepspec", help="the published format")
-    learn.add_argument("--layers", type=int, default=2)
-    learn.add_argument("--block", type=int, default=7, help="rows of a block")
-    learn.add_argument("--mask-id", type=int, required=True, help="an id of the target that its texts never hold")
-    learn.add_argument("--begin-as", type=parse_taps, help="layers of the target to begin as; default: its last")
-    learn.add_argument("--draft-vocab", type=int, default=16_384, help="ids that can be drafted; 0: all")
-    learn.add_argument("--markov-rank", type=int, default=0)
-    learn.add_argument("--steps", type=int, default=4000)
-    learn.add_argument("--batch", type=int, default=4, help="sequences a step and worker")
-    learn.add_argument("--anchors", type=int, default=48, help="blocks a sequence")
-    learn.add_argument("--first-part", type=float, default=0.25, help="share of steps that train the first row alone")
-    learn.add_argument("--first-anchors", type=int, default=224)
-    learn.add_argument("--decay", type=float, default=4.0, help="gamma of the weights of later rows")
-    learn.add_argument("--rate", type=float, default=1e-3)
-    learn.add_argument("--full-precision", action="store_true", help="fp32 products")
-    learn.add_argument("--save-every", type=int, default=200)
-    learn.add_argument("--stop-after", type=int, help="end at this step, as if stopped")
-    learn.set_defaults(run=lambda options: {"dflash": train_dflash}[options.kind](options))
-    return top
+def fail(what: str, code: int) -> int:
+    print(f"train_drafter: {' '.join(what.split())}", file=sys.stderr)
+    return code
 
 
 def main() -> int:
-    options = parser().parse_args()
-    torch.set_num_threads(options.threads)
     try:
-        options.run(options)
+        options = parser(__doc__).parse_args()
+        if options.command == "data":
+            make_data(options)
+        else:
+            {"dflash": train_dflash}[options.kind](options)
     except FoldspecError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        return fail(str(error), error.exit_code)
+    except (OSError, SafetensorError) as error:  # a file that cannot be read or written, a disk that is full
+        return fail(str(error), ResourceError.exit_code)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        return fail("out of memory; lower --batch, --anchors or --block", ResourceError.exit_code)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130

@@ -62,8 +62,8 @@ def parse_lengths(text: str, longest: int) -> tuple[list[int], list[str]]:
     lengths, notices = set(), []
     for word in filter(None, (part.strip().lower() for part in text.split(","))):
         digits, k = (word[:-1], 1024) if word.endswith("k") else (word, 1)
-        if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
-            raise UsageError(f"{word!r} is no length", where="--lengths", do="for example 512,2k,8k")
+        if not digits.isascii() or not digits.isdigit() or len(digits) > 12 or int(digits) < 1:
+            raise UsageError(f"{word[:20]!r} is no length", where="--lengths", do="for example 512,2k,8k")
         length = int(digits) * k
         if length > longest:
             notices.append(f"length {word} is {longest} here: the longest prompt that leaves room for --max-new")

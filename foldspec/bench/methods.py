@@ -10,7 +10,7 @@ from typing import Any
 from foldspec.errors import UsageError
 from foldspec.options import MethodOptions
 
-__all__ = ["AR", "AR_AGAIN", "Method", "order", "parse_methods"]
+__all__ = ["AR", "AR_AGAIN", "Method", "check_drafts", "order", "parse_methods"]
 
 AR, AR_AGAIN = "ar", "ar again"  # plain decoding, and its second run on every request: the noise floor
 _KINDS = {"int": int, "float": float, "str": str}
@@ -46,24 +46,32 @@ def _parse(words: str) -> Method:
             raise UsageError("plain decoding takes no options", where=f"--methods {words}")
         return Method(AR, {"draft_tokens": 0})
     fields = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(MethodOptions)}
-    changes: dict[str, Any] = {"drafter": "lookup"} if name == "lookup" else {"context": name}
+    del fields["context"], fields["drafter"]  # the name says them
+    # a context method reads with the pair's own drafter, whatever runs where no method is named (--drafter lookup)
+    changes: dict[str, Any] = {"drafter": "lookup"} if name == "lookup" else {"context": name, "drafter": None}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or key not in fields or key in changes:
-            do = f"keys: {', '.join(sorted(fields.keys() - {'context', 'drafter'}))}; each KEY=VALUE once"
+            do = f"keys: {', '.join(sorted(fields))}; each KEY=VALUE once"
             raise UsageError(f"{pair!r} is no option of a method", where=f"--methods {words}", do=do)
         try:
             changes[key] = _KINDS[fields[key]](value)
         except ValueError:
             raise UsageError(f"{value!r} is not a number", where=f"--methods {words}, {key}") from None
-    unknown = changes.keys() - fields.keys()
-    if unknown:
-        raise UsageError(f"there is no {name!r} here", where=f"--methods {words}")
     try:
         MethodOptions(**changes)
     except UsageError as error:
         raise UsageError(error.what, where=f"--methods {words}, {error.where}") from None
     return Method(words, changes)
+
+
+def check_drafts(label: str, draft_tokens: int | None, drafter: object) -> None:
+    """Raises :class:`UsageError` for a method that would run as plain decoding under another name."""
+    where = f"--methods {label}"
+    if draft_tokens == 0:
+        raise UsageError("verifies no drafts (draft_tokens is 0): that is plain decoding", where=where)
+    if drafter is None:
+        raise UsageError("there is no drafter, so a context method has nothing to read with", where=where)
 
 
 def order(arms: Sequence[str], request: int, rule: str) -> list[str]:

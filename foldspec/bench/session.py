@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.inputs import Cell
+from foldspec.bench.methods import check_drafts
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
@@ -64,10 +65,8 @@ class Session:
             unbroken=unbroken,
         )
         self.methods = {arm.label: arm.engine.settings() for arm in arms}
-        own = [self.methods[arm.label]["drafter"] for arm in arms if arm.drafts]
-        if None in own:
-            raise UsageError("there is no drafter, so a context method has nothing to read with", where="--methods")
-        self._drafter = own[0] if own else None
+        _check_methods(self.methods)
+        self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
         self.store.open(self._plan(), resume=resume)
         self._load, self._complete = _load(), False
         self._bandwidth = read_bandwidth(self._device)
@@ -187,6 +186,16 @@ def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> list[str]:
     each = len(settings.parsed) + 1
     lines += [f"{count} prefills of {length} tokens, {count * each} runs" for length, count in sorted(runs.items())]
     return [*lines, f"each run {settings.max_new} tokens at most"]
+
+
+def _check_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises :class:`UsageError` for a method (label -> settings) that is plain decoding or another one again."""
+    known = list(methods.items())
+    for i, (label, mine) in enumerate(known[1:], 1):
+        check_drafts(label, mine["draft_tokens"], mine["drafter"])
+        for other, theirs in known[1:i]:
+            if mine == theirs:
+                raise UsageError(f"is here the same as {other}", where=f"--methods {label}", do="name it once")
 
 
 def _load() -> list[float] | None:

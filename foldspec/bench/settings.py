@@ -12,6 +12,14 @@ from foldspec.errors import UsageError
 __all__ = ["ORDERS", "BenchSettings"]
 
 ORDERS = ("rotate", "fixed")
+# what is beyond fills the memory: inputs are held at once, and so are all resamples of them
+BOUNDS: dict[str, tuple[int, int | None]] = {
+    "limit": (1, 10_000),
+    "max_new": (2, None),
+    "warmup": (0, None),
+    "seed": (0, None),
+    "bootstrap": (100, 100_000),
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,12 @@ class BenchSettings:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        lows = {"limit": 1, "max_new": 2, "warmup": 0, "seed": 0, "bootstrap": 100}
-        for name, low in lows.items():
-            value = getattr(self, name)
+        for name, (low, high) in BOUNDS.items():
+            value, where = getattr(self, name), f"--{name.replace('_', '-')}"
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                where = f"--{name.replace('_', '-')}"
                 raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=where)
+            if high is not None and value > high:
+                raise UsageError(f"must be at most {high:,}, not {value}", where=where)
         if self.order not in ORDERS:
             raise UsageError(f"must be one of {', '.join(ORDERS)}, not {self.order!r}", where="--order")
         labels = [method.label for method in self.parsed]

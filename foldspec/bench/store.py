@@ -15,7 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from foldspec.errors import ResourceError, UsageError
+from foldspec.bench.lines import check_line
+from foldspec.errors import MeasurementError, ResourceError, UsageError
 
 __all__ = ["Store"]
 
@@ -44,10 +45,10 @@ class Store:
             raise
 
     def _open(self, folder: Path, plan: Mapping[str, Any], resume: bool) -> None:
-        if folder.is_dir() and any(folder.iterdir()) and not resume:
-            do = "choose another folder, or --resume to go on"
-            raise UsageError("is not empty", where=f"--out {folder}", do=do)
         try:
+            if folder.is_dir() and any(folder.iterdir()) and not resume:
+                do = "choose another folder, or --resume to go on"
+                raise UsageError("is not empty", where=f"--out {folder}", do=do)
             folder.mkdir(parents=True, exist_ok=True)
             self._held.enter_context(FileLock(folder / "lock", timeout=0))
             self._begin(json.loads(json.dumps(plan)))
@@ -59,8 +60,9 @@ class Store:
             _sync(folder)
         except Timeout:
             raise UsageError("another bench writes there", where=f"--out {folder}") from None
-        except OSError as error:
-            raise ResourceError(f"cannot be written ({error.strerror})", where=f"--out {folder}") from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ResourceError(f"cannot be written ({why})", where=f"--out {folder}") from None
 
     def _begin(self, plan: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -72,7 +74,7 @@ class Store:
             return
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError("is not JSON", where=str(path), do="choose another folder") from None
         differing = list(_differences(before, plan))
         if differing:
@@ -84,10 +86,15 @@ class Store:
         whole, _, torn = data.rpartition(b"\n")
         lines: list[dict[str, Any]] = []
         for number, text in enumerate(whole.splitlines(), 1):
+            where = f"{path}, line {number}"
             try:
                 lines.append(json.loads(text))
-            except ValueError:
-                raise UsageError(f"line {number} is not JSON", where=str(path), do="choose another folder") from None
+            except (ValueError, RecursionError):
+                raise UsageError("is not JSON", where=where, do="choose another folder") from None
+            try:
+                check_line(lines[-1], where)
+            except MeasurementError as error:
+                raise UsageError(error.what, where=where, do="choose another folder") from None
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for line in lines:
             groups.setdefault(_key(line), []).append(line)
@@ -170,4 +177,4 @@ def _differences(a: Any, b: Any, name: str = "") -> Iterable[str]:
             yield from _differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
     elif a != b:
         short = [json.dumps(value) for value in (a, b)]
-        yield name if max(map(len, short)) > 60 else f"{name} was {short[0]}, is {short[1]}"
+        yield (name or "all of it") if max(map(len, short)) > 60 else f"{name} was {short[0]}, is {short[1]}"

@@ -41,6 +41,9 @@ def config_of(
 ) -> dict[str, Any]:
     """The config.json of a drafter shaped like its target; ``layout`` is ``deepspec`` or ``zlab``."""
     values = target.values
+    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
+        if not target.has(name):
+            raise target.error(f"{name} is missing, and a drafter is shaped like its target")
     config = {
         name: values[name]
         for name in (
@@ -238,7 +241,8 @@ class Trainee(nn.Module):
             tensors["d2t"] = self.net.d2t.cpu()
         for name, weight in self.markov.items():
             tensors[f"markov_head.markov_{name}.weight"] = weight.detach().cpu().bfloat16().contiguous()
-        save_file(tensors, folder / "model.safetensors")
+        save_file(tensors, folder / "model.part")
+        (folder / "model.part").replace(folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,14 +7,16 @@ import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
+from foldspec.errors import ResourceError, UsageError
 from training.dflash import Anchors, Trainee
 from training.store import Texts, read
 
@@ -71,8 +73,11 @@ def train(
     save_every: int,
     say: Callable[[str], None],
     stop_after: int | None = None,
+    made: dict[str, Any] | None = None,
 ) -> Report:
-    """Train to the end of the plan, from the last checkpoint in ``out`` if there is one.
+    """Train to the end of the plan, from the last checkpoint in ``out`` if there is one; ``made``: what else that
+    checkpoint must have been made by. Raises :class:`UsageError` for one that was not, for an ``out`` where another
+    process trains, and when the loss is no number any more.
 
     With ``torchrun`` (or RANK and WORLD_SIZE set) every worker draws its own batch and gradients are averaged.
     """
@@ -81,17 +86,20 @@ def train(
     optimizer = torch.optim.AdamW(weights, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
     out.mkdir(parents=True, exist_ok=True)
     saved, curve = out / "last.pt", out / "curve.jsonl"
+    held = FileLock(out / "lock", timeout=0) if rank == 0 else None
+    try:
+        if held is not None:
+            held.acquire()
+    except Timeout:
+        raise UsageError("another process trains there", where=str(out)) from None
     step = 0
     if saved.exists():
-        state = torch.load(saved, map_location="cpu", weights_only=True)
-        assert state["plan"] == asdict(plan), f"{saved} was made by another plan; name another --out"
-        trainee.load_state_dict(state["trainee"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
+        step = _go_on(saved, {"plan": asdict(plan), "made": made}, trainee, optimizer)
         say(f"going on from step {step}")
-    _cut(curve, step)
+    if rank == 0:
+        _cut(curve, step)
     losses: list[float] = []
-    while step < plan.steps and step != stop_after:
+    while step < min(plan.steps, stop_after or plan.steps):
         batch, rows = _draw(trainee, plan, sides[0], step, rank)
         for group in optimizer.param_groups:
             group["lr"] = plan.rate_at(step)
@@ -108,6 +116,8 @@ def train(
         optimizer.step()
         step += 1
         losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise UsageError(f"the loss is {losses[-1]} at step {step}", where=str(out), do="lower --rate")
         if rank == 0:
             with curve.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": losses[-1], "rows": rows}) + "\n")
@@ -115,12 +125,56 @@ def train(
             say(f"step {step}  loss {sum(losses) / len(losses):.4f}  rows {rows}  rate {plan.rate_at(step):.1e}")
             losses.clear()
         if rank == 0 and (step % save_every == 0 or step == plan.steps):
-            state = {"plan": asdict(plan), "step": step, "trainee": trainee.state_dict()}
-            torch.save({**state, "optimizer": optimizer.state_dict()}, saved.with_suffix(".part"))
-            os.replace(saved.with_suffix(".part"), saved)
+            state = {"plan": asdict(plan), "made": made, "step": step, "trainee": trainee.state_dict()}
+            _save(saved, {**state, "optimizer": optimizer.state_dict()})
             report = measure(trainee, plan, sides[1], step)
             _say_report(report, out, say)
+    if held is not None:
+        held.release()
     return measure(trainee, plan, sides[1], step)
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
+    """The whole checkpoint, or the one before. Raises :class:`ResourceError`."""
+    part = path.with_suffix(".part")
+    try:
+        torch.save(state, part)
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a full disk
+        part.unlink(missing_ok=True)
+        raise ResourceError(f"cannot be written ({error!s:.100})", where=str(path)) from None
+
+
+def _go_on(saved: Path, wanted: dict[str, Any], trainee: Trainee, optimizer: torch.optim.Optimizer) -> int:
+    """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan."""
+    try:
+        state = torch.load(saved, map_location="cpu", weights_only=True)
+        step, weights, moments = int(state["step"]), state["trainee"], state["optimizer"]
+        before = {"made": wanted["made"], "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
+    except Exception as error:  # of pickle, zip and torch
+        what = f"is no checkpoint ({type(error).__name__})"
+        raise UsageError(what, where=str(saved), do="remove it to begin anew, or name another --out") from None
+    differing = list(_differences(before, wanted))
+    if not 0 <= step <= wanted["plan"]["steps"]:
+        differing.append("step")
+    if differing:
+        what = f"was made by another plan: {', '.join(differing)}"
+        raise UsageError(what, where=str(saved), do="name another --out")
+    try:
+        trainee.load_state_dict(weights)
+        optimizer.load_state_dict(moments)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"does not fit this drafter ({error!s:.100})"
+        raise UsageError(what, where=str(saved), do="name another --out") from None
+    return step
+
+
+def _differences(a: Any, b: Any, name: str = "") -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            yield from _differences(a.get(key), b.get(key), str(key))
+    elif a != b:
+        yield name
 
 
 def measure(trainee: Trainee, plan: Plan, sequences: Texts, step: int) -> Report:
@@ -172,17 +226,22 @@ def _anchors(sequence: Any, count: int, rng: random.Random, *, drafts: int) -> A
 
 
 def _workers() -> tuple[int, int]:
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(f"no group of workers ({error!s:.100})", where="WORLD_SIZE", do="use torchrun") from None
     return dist.get_rank(), dist.get_world_size()
 
 
 def _cut(curve: Path, step: int) -> None:
     """Drop what a stopped run wrote of the curve after its last checkpoint."""
     if curve.exists():
-        kept = [line for line in curve.read_text().splitlines() if _step(line) <= step]
+        kept = [
+            line for line in curve.read_text(encoding="utf-8", errors="replace").splitlines() if _step(line) <= step
+        ]
         part = curve.with_suffix(".part")
         part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         os.replace(part, curve)
@@ -191,7 +250,7 @@ def _cut(curve: Path, step: int) -> None:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except ValueError:  # a torn last line
+    except (ValueError, KeyError, TypeError):  # a torn last line
         return math.inf
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foldspec.errors import UsageError
 from foldspec.tasks.held_out import held_out
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ __all__ = ["Prompt", "Prompts", "Source"]
 
 CODE, PROSE = (".py",), (".rst", ".txt", ".md")
 SKIPPED = ("site-packages", "__pycache__", "locale", "licenses", "idlelib", "lib2to3", "pydoc_data", "encodings")
+MISSES = 20_000  # draws in a row without a usable prompt, after which there is none
 LARGEST = 400_000  # bytes of a file: what is larger is a table, mostly
 
 ABOUT_PROSE = (
@@ -112,7 +114,16 @@ class Prompts:
     ) -> None:
         self._tokenizer, self._template = tokenizer, template
         self._shortest, self._longest = shortest, longest
+        names = [source.name for source in sources]
+        for source in sources:
+            if names.count(source.name) > 1:
+                raise UsageError("two sources have this name", where=f"--source {source.kind}:{source.name}")
         files = [(source.kind, *file) for source in sources for file in source.files()]
+        for source in sources:
+            if not any(name.startswith(f"{source.name}/") for _, name, _ in files):
+                kinds = ", ".join(CODE if source.kind == "code" else PROSE)
+                what = f"has no file of 2 to {LARGEST // 1000} kB that ends in {kinds}"
+                raise UsageError(what, where=str(source.folder))
         self._files = {
             kind: [(name, path) for k, name, path in files if k == kind and not held_out(name)]
             for kind in ("code", "prose")
@@ -142,11 +153,16 @@ class Prompts:
         """Prompts without end, all from ``rng``."""
         kinds = sorted(self._makers)
         weights = [MIX[kind] for kind in kinds]
-        while True:
+        misses = 0
+        while misses < MISSES and kinds:
             kind = rng.choices(kinds, weights)[0]
             prompt = self._makers[kind](rng)
+            misses += 1
             if prompt is not None and self._shortest <= len(prompt.ids) <= self._longest:
+                misses = 0
                 yield prompt
+        what = f"no prompt of {self._shortest} to {self._longest} tokens is found"
+        raise UsageError(what, where="the sources", do="name a --source with longer texts, or more --length")
 
     def _lines(self, rng: random.Random, kind: str) -> tuple[str, list[str]] | None:
         """A file's name, and its lines from a random one on."""

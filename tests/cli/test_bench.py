@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -119,7 +120,10 @@ def test_refusals(whole: tuple[Result, Path], tmp_path: Path) -> None:
     refused(bench("--methods", "full", "--against", "full"), 2, "--against")
     refused(bench("--tasks", "nonsense"), 2, "nonsense")
     refused(bench("--lengths", "12x"), 2, "12x")
+    refused(bench("--lengths", "9" * 5000), 2, "--lengths")
     refused(bench("--limit", 0), 2, "--limit")
+    refused(bench("--limit", 10**9), 2, "--limit")
+    refused(bench("--bootstrap", 10**9), 2, "--bootstrap")
     blocked = tmp_path / "file"
     blocked.write_text("")
     refused(bench("--out", blocked / "x", "--quiet"), 4, "--out")
@@ -195,6 +199,16 @@ def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
     }
 
 
+def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None:
+    read, closed = os.pipe()
+    os.close(read)
+    words = command("bench", *pair_words(), *SMALL, "--methods", "lookup", "--format", "json", "--lengths", "24")
+    process = start(tmp_path, words, stderr=closed)
+    os.close(closed)
+    done = result(process)
+    assert done.code == 0 and done.json["complete"] and counted(done) == 3, done
+
+
 def test_tasks_of_real_text(tmp_path: Path) -> None:
     """Through a tokenizer: the prompts are the task's, an answer is looked for, and what they are made from is said."""
     pair = with_text(copied(tmp_path / "pair"), bos=True)
@@ -215,5 +229,15 @@ def test_methods_that_cannot_run(tmp_path: Path) -> None:
     words = ("--tasks", "random", "--lengths", "24", "--limit", 1, "--quiet", "--threads", 1)
     alone = ("--target", PAIR / "target", "--drafter", "none")
     refused(main("bench", *alone, *words, "--methods", "full"), 2, "no drafter")
+    refused(main("bench", *alone, *words, "--methods", "full", "--dry-run"), 2, "no drafter")
+    # figures of one thing under the name of another
+    other = ("--target", PAIR / "target", "--drafter", "lookup")
+    refused(main("bench", *other, *words, "--methods", "full"), 2, "--methods full", "no drafter")
+    refused(main("bench", *other, *words, "--methods", "full", "--dry-run"), 2, "--methods full", "no drafter")
+    refused(bench("--quiet", "--methods", "full:drafter=lookup"), 2, "is no option")
+    refused(bench("--quiet", "--methods", "lookup:context=fold"), 2, "is no option")
+    refused(bench("--quiet", "--methods", "full,fold:draft_tokens=0"), 2, "fold:draft_tokens=0", "plain decoding")
+    refused(bench("--quiet", "--draft-tokens", 0, "--dry-run"), 2, "--methods full", "plain decoding")
+    refused(bench("--quiet", "--methods", "fold:alpha=4,fold", "--alpha", 4), 2, "the same as fold:alpha=4")
     done = main("bench", *alone, *words, "--methods", "lookup", "--max-new", 8, "--ignore-eos", "--format", "csv")
     assert done.code == 0 and "lookup" in done.out

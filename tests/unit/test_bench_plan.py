@@ -18,9 +18,9 @@ def test_methods() -> None:
     methods = {m.label: m.changes for m in parse_methods("full, ar,fold:alpha=4:window=128,window:draft_tokens=3")}
     assert methods == {
         "ar": {"draft_tokens": 0},
-        "full": {"context": "full"},
-        "fold:alpha=4:window=128": {"context": "fold", "alpha": 4.0, "window": 128},
-        "window:draft_tokens=3": {"context": "window", "draft_tokens": 3},
+        "full": {"context": "full", "drafter": None},
+        "fold:alpha=4:window=128": {"context": "fold", "drafter": None, "alpha": 4.0, "window": 128},
+        "window:draft_tokens=3": {"context": "window", "drafter": None, "draft_tokens": 3},
     }
     assert next(iter(methods)) == "ar"
 

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foldspec.bench.store import Store
-from foldspec.errors import UsageError
+from foldspec.errors import ResourceError, UsageError
 
 ARMS = ("ar", "fold")
 PLAN = {"settings": {"seed": 0, "methods": ["ar", "fold"]}, "inputs": {"t 4 a": "00"}}
 
+LINE: dict[str, Any] = {
+    "task": "t",
+    "length": 4,
+    "order": 0,
+    "input_sha256": "00",
+    "n_in": 4,
+    "finish": "length",
+    "n_out": 4,
+    "rounds": 2,
+    "commits": [1, 2],
+    "ttft_ms": 2.0,
+    "draft_prefill_ms": 0.0,
+    "decode_ms": 4.5,
+    "tpot_ms": 1.5,
+    "output_ids_sha256": "00",
+    "clock_disturbed": False,
+    "first_diff": None,
+    "gap": None,
+    "score": None,
+    "bytes_a_round": 100,
+    "parts_ms": None,
+}
+
 
 def request(name: str) -> list[dict[str, Any]]:
-    return [{"task": "t", "length": 4, "id": name, "method": arm, "x": 1.5} for arm in ARMS]
+    return [LINE | {"id": name, "method": arm} for arm in ARMS]
 
 
 def opened(folder: Path, plan: dict[str, Any] = PLAN, *, resume: bool = False) -> Store:
@@ -66,8 +90,57 @@ def test_damage_elsewhere_is_no_tear(begun: Path) -> None:
     path = begun / "requests.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], "{", *lines[2:]]) + "\n")
-    with pytest.raises(UsageError, match="line 2 is not JSON"):
+    with pytest.raises(UsageError, match="line 2: is not JSON"):
         opened(begun, resume=True)
+
+
+WRONG = {
+    "task": (None, [], 3),
+    "length": (0, "4", 4.0, True),
+    "id": (None, []),
+    "method": (None, []),
+    "finish": ("cancelled", None, []),
+    "n_out": (0, -1, 5, "4", math.nan),
+    "rounds": (1, 3, -2, None),
+    "commits": ([3, 0], [1, 1], [1, "2"], 3, None),
+    "decode_ms": (-1, 0, "4", math.inf, math.nan, 9.0),
+    "tpot_ms": (-1.5, 0, None, "1.5", math.nan, 0.5),
+    "clock_disturbed": (0, None),
+    "first_diff": (-1, 1.5, "1"),
+    "gap": (-1, math.nan, "0"),
+    "score": (2, 0.5, "1"),
+    "bytes_a_round": (0, -1, None, math.nan),
+    "parts_ms": (3, [], {"draft": 1}, {"draft": 1, "verify": 1, "accept": 1, "host": math.nan}),
+}
+
+
+def test_an_edited_line_is_refused(begun: Path) -> None:
+    """Whatever is missing, of the wrong kind, impossible, or denied by another figure: none is summed up."""
+    path = begun / "requests.jsonl"
+    whole = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = [({k: v for k, v in whole[1].items() if k != name}, name) for name in LINE]
+    edited += [({**whole[1], name: value}, ".") for name, values in WRONG.items() for value in values]
+    edited += [(line, "not the line of a run") for line in (None, 3, [], "x")]
+    for line, says in edited:
+        path.write_text("".join(json.dumps(each) + "\n" for each in [whole[0], line, *whole[2:]]))
+        with pytest.raises(UsageError, match=says) as error:
+            opened(begun, resume=True)
+        assert "requests.jsonl, line 2" in str(error.value), line
+
+
+def test_what_no_json_reader_takes(begun: Path) -> None:
+    path = begun / "requests.jsonl"
+    for data in (b"\xff\xfe", b"[" * 100_000):
+        path.write_bytes(data + b"\n")
+        with pytest.raises(UsageError, match="line 1: is not JSON"):
+            opened(begun, resume=True)
+        assert path.read_bytes() == data + b"\n"
+
+
+def test_a_folder_that_no_system_can_make(tmp_path: Path) -> None:
+    for name in ("a\0b", "a" * 300):
+        with pytest.raises(ResourceError, match="cannot be written"):
+            opened(tmp_path / name)
 
 
 def test_other_settings_or_inputs_are_refused(begun: Path) -> None:

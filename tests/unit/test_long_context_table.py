@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from cli.command import PAIR
 
 from foldspec.bench.offline import tau_fs
+from foldspec.errors import UsageError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "long_context_table.py"
 
@@ -67,11 +70,55 @@ def test_a_request_torn_by_a_crash_is_done_again(tmp_path: Path) -> None:
 def test_requests_of_another_run_are_refused(tmp_path: Path) -> None:
     script.append(tmp_path / "docs.jsonl", rows(1)[0])
     script.refuse_others(tmp_path, "a")
-    with pytest.raises(SystemExit, match=r"docs\.jsonl holds requests of another pair"):
+    with pytest.raises(UsageError, match="holds requests of another pair"):
         script.refuse_others(tmp_path, "b")
-    (tmp_path / "kv.jsonl").write_text(json.dumps({"task": "kv"}) + "\n")
-    with pytest.raises(SystemExit, match=r"kv\.jsonl"):
-        script.refuse_others(tmp_path, "a")
+
+
+def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
+    good = rows(1)[0]
+    changes: list[dict[str, Any]] = [{"run": 3}, {"task": None}, {"length": "3k"}, {"length": []}, {"live": 3}]
+    changes += [{"live": {"full": pair}} for pair in ([3, 0], [1, 2], [3], "ab", None, [3.5, 2])]
+    changes += [{"offline": {"full": tau}} for tau in (0.5, "2", None, math.nan, math.inf)]
+    path = tmp_path / "docs.jsonl"
+    for line in [json.dumps({**good, **change}) for change in changes] + [
+        "3",
+        "[]",
+        "{",
+        '{"task": "kv"}',
+        "[" * 99999,
+    ]:
+        path.write_text(f"{json.dumps(good)}\n{line}\n")
+        with pytest.raises(UsageError, match="line 2: is no request"):
+            script.rows_of(path)
+
+
+def test_what_cannot_be_used_ends_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, pair = ["--work", str(tmp_path / "work")], ["--target", str(PAIR / "target")]
+    cases = [
+        (["--tasks", "x"], 2),
+        (["--tasks", ""], 2),
+        (["--lengths", "3k"], 2),
+        (["--limit", "0"], 2),
+        (["--tokens", "1"], 2),
+        (["--draft-tokens", "0"], 2),
+        (["--seed", "-1"], 2),
+        (["--threads", "0"], 2),
+        (["--out", str(tmp_path)], 2),
+        (["--out", str(tmp_path / "none" / "file")], 2),
+        (["--pair", "nonsense"], 2),
+        (["--nonsense"], 2),
+        ([*pair, "--drafter", "none"], 2),
+        ([*pair, "--drafter", "lookup"], 2),
+        ([*pair, "--drafter", str(tmp_path)], 3),
+        (["--work", str(SCRIPT)], 4),
+    ]
+    for words, code in cases:
+        monkeypatch.setattr("sys.argv", ["long_context_table.py", *work, *words])
+        assert script.main() == code, words
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.startswith("long_context_table: ") and said.err.count("\n") == 1, said
 
 
 def test_tau_fs_is_one_more_than_the_leading_drafts() -> None:

@@ -1,0 +1,83 @@
+"""A line of ``requests.jsonl`` as it is read back: a file that a bench goes on with may have been edited since."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from foldspec.bench import metrics
+from foldspec.errors import MeasurementError
+from foldspec.schedule.trace import PARTS
+
+__all__ = ["check_line"]
+
+
+def _number(value: Any, low: float = 0) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= low
+
+
+def _whole(value: Any, low: int = 0) -> bool:
+    return isinstance(value, int) and _number(value, low)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _parts(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == set(PARTS) and all(map(_number, value.values()))
+
+
+_HEAD: dict[str, Callable[[Any], bool]] = {
+    "task": _text,
+    "length": lambda x: _whole(x, 1),
+    "id": _text,
+    "method": _text,
+    "order": _whole,
+    "input_sha256": _text,
+    "n_in": lambda x: _whole(x, 1),
+    "finish": lambda x: x in ("stop", "length", "failed"),
+}
+_BODY: dict[str, Callable[[Any], bool]] = {
+    "n_out": lambda x: _whole(x, 1),
+    "rounds": _whole,
+    "commits": lambda x: isinstance(x, list) and all(_whole(count, 1) for count in x),
+    "ttft_ms": _number,
+    "draft_prefill_ms": _number,
+    "decode_ms": _number,
+    "tpot_ms": lambda x: x is None or _positive(x),
+    "output_ids_sha256": _text,
+    "clock_disturbed": lambda x: isinstance(x, bool),
+    "first_diff": lambda x: x is None or _whole(x),
+    "gap": lambda x: x is None or _number(x),
+    "score": lambda x: x is None or (_whole(x) and x <= 1),
+    "bytes_a_round": _positive,
+    "parts_ms": lambda x: x is None or _parts(x),
+}
+
+
+def check_line(line: Any, where: str) -> None:
+    """Raises :class:`MeasurementError` for what is no line of one run, or whose figures deny one another."""
+
+    def refuse(what: str) -> None:
+        raise MeasurementError(what, where=where)
+
+    if not isinstance(line, dict):
+        refuse("is not the line of a run")
+    body = {"error": _text} if line.get("finish") == "failed" else _BODY
+    for name, right in {**_HEAD, **body}.items():
+        if name not in line or not right(line[name]):
+            refuse(f"{name} is {f'{line[name]!r:.40}' if name in line else 'missing'}")
+    if line["finish"] == "failed":
+        return
+    metrics.check_commits(line["n_out"], line["commits"], where)
+    if line["rounds"] != len(line["commits"]):
+        refuse(f"{len(line['commits'])} commits, but {line['rounds']} rounds")
+    tpot = metrics.tpot(0, line["decode_ms"], line["n_out"])
+    if tpot != line["tpot_ms"] and not (tpot and line["tpot_ms"] and math.isclose(tpot, line["tpot_ms"], rel_tol=1e-9)):
+        refuse(f"tpot_ms is {line['tpot_ms']}, but by its definition {tpot}")

@@ -1,0 +1,95 @@
+"""The command line of ``scripts/train_drafter.py``: every value that can be checked without a model is checked here."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from _options import Parser, real, whole
+
+from foldspec.options import DTYPES
+from training.prompts import Source
+
+__all__ = ["parser"]
+
+
+def source(text: str) -> Source:
+    kind, _, rest = text.partition(":")
+    name, _, folder = rest.partition("=")
+    if kind not in ("code", "prose") or not name or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not code:NAME=FOLDER or prose:NAME=FOLDER with a folder that is there"
+        )
+    return Source(name, Path(folder), kind)
+
+
+def share(text: str) -> tuple[int, int]:
+    first, _, second = text.partition("/")
+    if not (first.isdecimal() and second.isdecimal() and len(text) < 12 and int(first) < int(second)):
+        raise argparse.ArgumentTypeError(f"must be I/N with I in 0 .. N - 1, not {text:.30}")
+    return int(first), int(second)
+
+
+def layers(text: str) -> tuple[int, ...]:
+    """Which layers there are is not known yet."""
+    return tuple(map(whole(0), text.split(",")))
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """Errors are raised as :class:`UsageError`."""
+    top = Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
+    common = Parser(add_help=False)
+    common.add_argument("pair", nargs="?", help="a pair of checkpoints.yaml; its target counts")
+    common.add_argument("--target", help="a folder or hub id instead")
+    common.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the texts and taps are kept")
+    common.add_argument("--seed", type=whole(0, (1 << 63) - 1), default=0)
+    common.add_argument("--device", default="auto")
+    common.add_argument("--dtype", default="auto", choices=DTYPES, help="of the target's arithmetic")
+    common.add_argument("--threads", type=int, default=1)
+
+    data = commands.add_parser("data", parents=[common], help="let the target write", allow_abbrev=False)
+    data.add_argument(
+        "--source",
+        type=source,
+        action="append",
+        default=[],
+        metavar="KIND:NAME=FOLDER",
+        help="code or prose to draw prompts from, beside Python's own library",
+    )
+    data.add_argument("--sequences", type=whole(1, 1 << 30), default=4096, help="texts in all; some 200 tokens each")
+    data.add_argument(
+        "--worker",
+        type=share,
+        default=(0, 1),
+        metavar="I/N",
+        help="write each N-th shard from the I-th on: for N processes at once",
+    )
+    data.add_argument("--length", type=whole(64), default=512, help="tokens of a sequence at most, prompt and text")
+    data.add_argument("--taps", type=layers, help="tapped layers, comma-separated")
+    data.add_argument("--batch", type=whole(1, 4096), default=128, help="sequences at once")
+    data.add_argument("--exact-products", action="store_true", help="fp32 products on a CPU; slower")
+
+    learn = commands.add_parser("train", parents=[common], help="learn from the texts", allow_abbrev=False)
+    learn.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints, the curve, the drafter")
+    learn.add_argument("--kind", choices=["dflash"], default="dflash")
+    learn.add_argument("--layout", choices=["deepspec", "zlab"], default="deepspec", help="the published format")
+    learn.add_argument("--layers", type=whole(1), default=2)
+    learn.add_argument("--block", type=whole(1, 64), default=7, help="rows of a block")
+    learn.add_argument("--mask-id", type=whole(0, 1 << 26), required=True, help="an id of the target no text holds")
+    learn.add_argument("--begin-as", type=layers, help="layers of the target to begin as, from 1; default: its last")
+    learn.add_argument("--draft-vocab", type=whole(0, 1 << 26), default=16_384, help="ids that can be drafted; 0: all")
+    learn.add_argument("--markov-rank", type=whole(0, 4096), default=0, help="of a deepspec drafter")
+    learn.add_argument("--steps", type=whole(1, 1 << 30), default=4000)
+    learn.add_argument("--batch", type=whole(1, 4096), default=4, help="sequences a step and worker")
+    learn.add_argument("--anchors", type=whole(1), default=48, help="blocks a sequence")
+    learn.add_argument(
+        "--first-part", type=real(0, 1), default=0.25, help="share of steps that train the first row alone"
+    )
+    learn.add_argument("--first-anchors", type=whole(1), default=224)
+    learn.add_argument("--decay", type=real(0, 1e6, above=True), default=4.0, help="gamma of the weights of later rows")
+    learn.add_argument("--rate", type=real(0, 1, above=True), default=1e-3)
+    learn.add_argument("--full-precision", action="store_true", help="fp32 products")
+    learn.add_argument("--save-every", type=whole(1, 1 << 30), default=200)
+    learn.add_argument("--stop-after", type=whole(1, 1 << 30), help="end at this step, as if stopped")
+    return top
