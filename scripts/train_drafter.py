@@ -92,7 +92,7 @@ def make_data(options: argparse.Namespace) -> None:
         "taps": taps,
         "seed": options.seed,
         "length": options.length,
-        "sources": {source.name: source.kind for source in sources},
+        "sources": [f"{source.kind}:{source.name}" for source in sources],
         "products": "exact" if options.exact_products else "rounded",
     }
     begin_data(options.data, plan, prompts.counts)

@@ -114,9 +114,9 @@ class Prompts:
     ) -> None:
         self._tokenizer, self._template = tokenizer, template
         self._shortest, self._longest = shortest, longest
-        names = [source.name for source in sources]
+        names = [(source.kind, source.name) for source in sources]
         for source in sources:
-            if names.count(source.name) > 1:
+            if names.count((source.kind, source.name)) > 1:
                 raise UsageError("two sources have this name", where=f"--source {source.kind}:{source.name}")
         files = [(source.kind, *file) for source in sources for file in source.files()]
         for source in sources:
