@@ -199,6 +199,21 @@ def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
     }
 
 
+def test_weights_that_changed_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:
+    """A drafter is trained again into its folder; then a bench is resumed."""
+    pair, out = copied(tmp_path / "pair"), ("--out", tmp_path / "out")
+    words = ("bench", *pair_words(pair), *SMALL, "--methods", "full", "--lengths", "24", "--quiet")
+    assert main(*words, *out).code == 0
+    path = tmp_path / "out" / "requests.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    weights = pair / "drafter" / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    refused(main(*words, *out, "--resume"), 2, "weights.drafter")
+    weights.write_bytes(before)
+    assert main(*words, *out, "--resume").code == 0
+
+
 def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None:
     read, closed = os.pipe()
     os.close(read)
