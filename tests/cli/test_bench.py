@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import PAIR, Result, command, copied, main, pair_words, refused, result, start, with_text
+import tokenizers
+from cli.command import BOS, EOS, PAIR, Result, command, copied, main, pair_words, refused, result, start, with_text
 
 from foldspec.bench.schema import check, schema
 
@@ -224,9 +225,19 @@ def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None
     assert done.code == 0 and done.json["complete"] and counted(done) == 3, done
 
 
+def tell_bytes_apart(pair: Path) -> None:
+    """A tokenizer of one id a byte, in place of one that knows no word of a real text."""
+    words = {letter: 4 + i for i, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(words | {"<bos>": BOS, "<eos>": EOS}, []))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    core.save(str(pair / "target" / "tokenizer.json"))
+
+
 def test_tasks_of_real_text(tmp_path: Path) -> None:
     """Through a tokenizer: the prompts are the task's, an answer is looked for, and what they are made from is said."""
     pair = with_text(copied(tmp_path / "pair"), bos=True)
+    tell_bytes_apart(pair)
     words = ("--lengths", "512,700", "--limit", 2, "--max-new", 8, "--threads", 1, "--methods", "full,lookup")
     done = main("bench", *pair_words(pair), "--tasks", "docs,code,kv", *words, "--format", "json", "--ignore-eos")
     assert done.code == 0, done
