@@ -82,6 +82,10 @@ class MethodOptions:
     drafter: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("context", "accept", "drafter"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name, value) != ("drafter", None):
+                raise UsageError(f"must be a name, not {value!r}", where=name)
         _whole("window", self.window, 1, optional=True)
         _whole("draft_tokens", self.draft_tokens, 0, optional=True)
         if self.alpha is not None:

@@ -87,10 +87,14 @@ def make_cells(tasks: dict[str, Source], lengths: Sequence[int], *, limit: int, 
                 raise UsageError("gives two items the same id", where=f"--tasks {name}")
             sample, spare = fitting[:limit], fitting[-1]
             hashes = {each.sha256 for each in sample}
+            if len(hashes) < len(sample) or not all(each.ids for each in sample):  # a template that drops the text?
+                raise UsageError("gives two requests the same prompt, or an empty one", where=f"--tasks {name}")
             made_up = spare.sha256 in hashes
             if made_up:
                 turned = sample[0].ids[::-1]
                 spare = Input(name, length, "turned around", turned, sha256_of(turned))
+            if spare.sha256 in hashes:
+                raise UsageError(f"has no other prompt of {length} tokens to warm up on", where=f"--tasks {name}")
             cells.append(Cell(name, length, tuple(sample), spare, made_up, len(inputs) - len(fitting)))
     return cells
 

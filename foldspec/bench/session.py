@@ -17,6 +17,7 @@ from typing import Any
 
 from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
+from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
 from foldspec.bench.methods import check_drafts
 from foldspec.bench.protocol import Arm, Bench
@@ -84,7 +85,17 @@ class Session:
         machine = {key: env[key] for key in ("device", "threads", "torch", "foldspec")}
         kernels = {operator: choice["runs"] for operator, choice in env["kernels"].items()}
         inputs = {f"{i.task} {i.length} {i.id}": i.sha256 for cell in self.cells for i in cell.inputs}
-        return {"settings": settings, "methods": self.methods, "machine": machine | kernels, "inputs": inputs}
+        found = self._plain.resources.found
+        weights = {"target": fingerprint(found.target.weights)}
+        if found.drafter is not None:
+            weights["drafter"] = fingerprint(found.drafter.weights)
+        return {
+            "settings": settings,
+            "methods": self.methods,
+            "weights": weights,
+            "machine": machine | kernels,
+            "inputs": inputs,
+        }
 
     def run(self) -> None:
         """Whatever ends this, what was measured stays."""

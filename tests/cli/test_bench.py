@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import PAIR, Result, command, copied, main, pair_words, refused, result, start, with_text
+import tokenizers
+from cli.command import BOS, EOS, PAIR, Result, command, copied, main, pair_words, refused, result, start, with_text
 
 from foldspec.bench.schema import check, schema
 
@@ -199,6 +200,21 @@ def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
     }
 
 
+def test_weights_that_changed_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:
+    """A drafter is trained again into its folder; then a bench is resumed."""
+    pair, out = copied(tmp_path / "pair"), ("--out", tmp_path / "out")
+    words = ("bench", *pair_words(pair), *SMALL, "--methods", "full", "--lengths", "24", "--quiet")
+    assert main(*words, *out).code == 0
+    path = tmp_path / "out" / "requests.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    weights = pair / "drafter" / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    refused(main(*words, *out, "--resume"), 2, "weights.drafter")
+    weights.write_bytes(before)
+    assert main(*words, *out, "--resume").code == 0
+
+
 def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None:
     read, closed = os.pipe()
     os.close(read)
@@ -209,9 +225,19 @@ def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None
     assert done.code == 0 and done.json["complete"] and counted(done) == 3, done
 
 
+def tell_bytes_apart(pair: Path) -> None:
+    """A tokenizer of one id a byte, in place of one that knows no word of a real text."""
+    words = {letter: 4 + i for i, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(words | {"<bos>": BOS, "<eos>": EOS}, []))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    core.save(str(pair / "target" / "tokenizer.json"))
+
+
 def test_tasks_of_real_text(tmp_path: Path) -> None:
     """Through a tokenizer: the prompts are the task's, an answer is looked for, and what they are made from is said."""
     pair = with_text(copied(tmp_path / "pair"), bos=True)
+    tell_bytes_apart(pair)
     words = ("--lengths", "512,700", "--limit", 2, "--max-new", 8, "--threads", 1, "--methods", "full,lookup")
     done = main("bench", *pair_words(pair), "--tasks", "docs,code,kv", *words, "--format", "json", "--ignore-eos")
     assert done.code == 0, done

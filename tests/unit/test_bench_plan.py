@@ -59,7 +59,7 @@ def test_lengths() -> None:
     assert parse_lengths("2k, 512", 4096) == ([512, 2048], [])
     lengths, notices = parse_lengths("512,8k", 8064)
     assert lengths == [512, 8064] and "8k is 8064 here" in notices[0]
-    for bad in ("", "k", "-1", "0", "1.5k", "x"):
+    for bad in ("", "k", "-1", "0", "1.5k", "x", "9" * 5000):
         with pytest.raises(UsageError):
             parse_lengths(bad, 4096)
     with pytest.raises(UsageError, match="no length that fits"):
@@ -91,6 +91,18 @@ def test_cells() -> None:
         make_cells({"t": lambda length, count: [items[0], items[0]]}, [4], limit=1, longest=40)
 
 
+def test_requests_that_are_not_each_their_own_are_refused() -> None:
+    """As of a chat template that drops the text: what runs once and counts twice narrows every interval."""
+    cases = [
+        ([Thing("a", (1, 2)), Thing("b", (1, 2)), Thing("c", (3,))], "same prompt"),
+        ([Thing("a", ()), Thing("b", (1, 2))], "empty"),
+        ([Thing("a", (1, 2, 1))], "to warm up on"),
+    ]
+    for items, says in cases:
+        with pytest.raises(UsageError, match=says):
+            make_cells({"t": lambda length, count, items=items: items}, [4], limit=2, longest=40)
+
+
 def test_random_ids_come_from_the_seed() -> None:
     a, b, c = (random_source(50, seed)(20, 3) for seed in (0, 0, 1))
     assert [i.prompt for i in a] == [i.prompt for i in b] != [i.prompt for i in c]
@@ -102,6 +114,8 @@ def test_random_ids_come_from_the_seed() -> None:
     "wrong",
     [
         {"limit": 0},
+        {"limit": 10**9},
+        {"bootstrap": 10**9},
         {"max_new": 1},
         {"warmup": -1},
         {"bootstrap": 10},
