@@ -106,7 +106,7 @@ def _bench(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             code = INTERRUPTED
         with ctrl_c_waits():  # from here on a first press costs nothing that was measured
-            result = session.result(sys.argv)
+            result = session.result(["foldspec", *sys.argv[1:]])
             if code:
                 done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
                 say([f"interrupted after {done} requests{f', kept in {out}' if out else ''}"])
