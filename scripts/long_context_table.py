@@ -26,8 +26,10 @@ from _options import Parser, whole
 
 from foldspec import Engine, SamplingParams
 from foldspec.bench.bootstrap import interval
+from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.methods import check_drafts
 from foldspec.bench.offline import leading_drafts, tau_fs
+from foldspec.bench.timing import sha256_of
 from foldspec.errors import FoldspecError, MeasurementError, ResourceError, UsageError
 from foldspec.tasks import TASKS, make_task
 from foldspec.tasks.base import Item
@@ -90,7 +92,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 started = time.perf_counter()
                 found = measure(engine, item, methods, options.tokens, length in LIVE)
                 row = {"run": run_id, "task": task_name, "length": length, "id": item.id, "n_in": len(item.prompt)}
-                row["input"] = hashlib.sha256(json.dumps(item.prompt).encode()).hexdigest()
+                row["input_sha256"] = sha256_of(item.prompt)
                 append(path, {**row, **(found or {"n_out": 1})})
                 print(f"{task_name} {length} {item.id}: {time.perf_counter() - started:.1f} s", flush=True)
     return {"settings": engine.settings(), "env": engine.env()}
@@ -99,12 +101,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def identity(engine: Engine, tokens: int, seed: int) -> str:
     """One word for all that requests must have in common, the drafter's weights included: a folder may be trained into
     again."""
-    drafter, digest = engine.resources.found.drafter, hashlib.sha256()
-    for path in sorted(drafter.folder.glob("*.safetensors")) if drafter is not None else []:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    digest.update(json.dumps([engine.settings(), METHODS, tokens, seed], sort_keys=True).encode())
-    return digest.hexdigest()[:16]
+    drafter = engine.resources.found.drafter
+    weights = fingerprint(drafter.weights) if drafter is not None else None
+    shared = json.dumps([weights, engine.settings(), METHODS, tokens, seed], sort_keys=True)
+    return hashlib.sha256(shared.encode()).hexdigest()[:16]
 
 
 def refuse_others(work: Path, run_id: str) -> None:

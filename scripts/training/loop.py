@@ -183,8 +183,9 @@ def measure(trainee: Trainee, plan: Plan, sequences: Texts, step: int) -> Report
     chosen = rng.sample(sequences, min(plan.validation, len(sequences)))
     leading: list[int] = []
     by_kind: dict[str, list[int]] = defaultdict(list)
+    drafts = trainee.block - (1 - trainee.first)
     for sequence in chosen:
-        anchors = _anchors(sequence, 24, rng, drafts=trainee.block - (1 - trainee.first))
+        anchors = _anchors(sequence, 24, rng, drafts=drafts)
         if anchors is None:
             continue
         with torch.autocast(anchors.ids.device.type, torch.bfloat16, enabled=plan.bf16):
@@ -192,7 +193,6 @@ def measure(trainee: Trainee, plan: Plan, sequences: Texts, step: int) -> Report
         leading += found
         by_kind[sequence.kind] += found
     total = max(1, len(leading))
-    drafts = trainee.block - (1 - trainee.first)
     return Report(
         step,
         1 + sum(leading) / total,
