@@ -71,7 +71,7 @@ def _bench(options: argparse.Namespace) -> int:
     with ctrl_c_waits():
         from foldspec.bench.inputs import make_cells, parse_lengths
         from foldspec.bench.report import render
-        from foldspec.bench.session import Session, dry_run
+        from foldspec.bench.session import Session, dry_run, dry_run_lines
         from foldspec.bench.sources import make_sources
 
     about, engine = _load(options, settings)
@@ -82,7 +82,8 @@ def _bench(options: argparse.Namespace) -> int:
     sources = make_sources(settings.task_names, about, seed=settings.seed)
     cells = make_cells(sources, lengths, limit=settings.limit, longest=longest)
     if engine is None:
-        print("\n".join(dry_run(cells, settings)), flush=True)
+        plan = dry_run(cells, settings)
+        print(json.dumps(plan) if options.format == "json" else "\n".join(dry_run_lines(plan)), flush=True)
         return 0
     out = None if options.out is None else Path(options.out)
 

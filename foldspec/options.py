@@ -13,12 +13,13 @@ from pathlib import Path
 
 from foldspec.errors import UsageError
 
-__all__ = ["EngineOptions", "MethodOptions", "SamplingParams"]
+__all__ = ["CONTEXT_FIELDS", "EngineOptions", "MethodOptions", "SamplingParams"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
+CONTEXT_FIELDS = ("window", "alpha", "coverage", "far_boundary")  # of MethodOptions: how a method reads its context
 MOST_THREADS = 1024
 
 

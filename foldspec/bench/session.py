@@ -19,7 +19,7 @@ from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
-from foldspec.bench.methods import check_drafts
+from foldspec.bench.methods import AR_AGAIN, check_drafts
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
@@ -29,7 +29,7 @@ from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
 
-__all__ = ["Session", "dry_run"]
+__all__ = ["Session", "dry_run", "dry_run_lines"]
 
 
 class Session:
@@ -183,20 +183,41 @@ class Session:
         }
 
 
-def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> list[str]:
-    """What would be measured, a line each."""
-    lines = [f"methods: {', '.join(m.label for m in settings.parsed)}, and ar again"]
-    for cell in cells:
-        sizes = [len(item.ids) for item in cell.inputs]
-        spare = "made up of the first" if cell.made_up else cell.spare.id
+def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> dict[str, Any]:
+    """What would be measured. ``prefills`` has how many of each length; every one of them serves all methods."""
+    planned = [
+        {
+            "task": cell.task,
+            "length": cell.length,
+            "requests": [{"id": item.id, "n_in": len(item.ids)} for item in cell.inputs],
+            "too_long": cell.too_long,
+            "warm_up": None if cell.made_up else cell.spare.id,
+        }
+        for cell in cells
+    ]
+    methods = [*(m.label for m in settings.parsed), AR_AGAIN]
+    prefills = Counter(cell.length for cell in cells for _ in cell.inputs)
+    return {
+        "methods": methods,
+        "max_new": settings.max_new,
+        "cells": planned,
+        "prefills": dict(sorted(prefills.items())),
+    }
+
+
+def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
+    """The same, a line each."""
+    methods = plan["methods"]
+    lines = [f"methods: {', '.join(methods[:-1])}, and {methods[-1]}"]
+    for cell in plan["cells"]:
+        sizes = [one["n_in"] for one in cell["requests"]]
         lines.append(
-            f"{cell.task} {cell.length}: {len(sizes)} requests of {min(sizes)} to {max(sizes)} tokens, "
-            f"{cell.too_long} too long, warm-up input {spare}"
+            f"{cell['task']} {cell['length']}: {len(sizes)} requests of {min(sizes)} to {max(sizes)} tokens, "
+            f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}"
         )
-    runs = Counter(cell.length for cell in cells for _ in cell.inputs)
-    each = len(settings.parsed) + 1
-    lines += [f"{count} prefills of {length} tokens, {count * each} runs" for length, count in sorted(runs.items())]
-    return [*lines, f"each run {settings.max_new} tokens at most"]
+    for length, count in plan["prefills"].items():
+        lines.append(f"{count} prefills of {length} tokens, {count * len(methods)} runs")
+    return [*lines, f"each run {plan['max_new']} tokens at most"]
 
 
 def _check_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:

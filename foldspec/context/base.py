@@ -62,7 +62,12 @@ class Read:
 
 
 class ContextMethod(ABC):
-    """Subclasses define :meth:`reads` and, unless rotated keys are all they need, :meth:`stores`."""
+    """Subclasses define :meth:`reads` and, unless rotated keys are all they need, :meth:`stores`.
+
+    ``uses`` names the fields of :class:`MethodOptions` that :meth:`reads` looks at.
+    """
+
+    uses: frozenset[str] = frozenset()
 
     def __init__(self, options: MethodOptions, layers: Sequence[DrafterLayer], block: int) -> None:
         """``options`` with window and alpha resolved; ``block`` is B, the anchor's row included."""

@@ -21,6 +21,8 @@ from foldspec.context.base import ContextMethod, Read
 
 
 class Fold(ContextMethod):
+    uses = frozenset({"window", "alpha", "coverage", "far_boundary"})
+
     def stores(self, layer: int) -> Layout:
         if not self._folds(layer):
             return Layout(rotated=True)

@@ -8,6 +8,8 @@ from foldspec.context.base import ContextMethod, Read
 
 
 class Window(ContextMethod):
+    uses = frozenset({"window"})
+
     def reads(self, layer: int, n: int) -> list[Read]:
         assert self.options.window is not None
         return [self.near(layer, n, max(self.options.window + self.block, self.layers[layer].window or 0))]

@@ -89,7 +89,8 @@ def test_the_parts_of_a_round_are_most_of_it(whole: tuple[Result, Path]) -> None
         if row["method"] != "ar again":
             parts = row["parts_ms"]
             assert (parts["draft"] > 0.01) == (row["method"] != "ar") and parts["verify"] > 0 and parts["accept"] > 0
-            assert 0.2 * row["round_ms_mean"] < sum(parts.values()) < 5 * row["round_ms_mean"]
+            # two passes at two times: this is about units and about what is left out, not about speed
+            assert 0.02 * row["round_ms_mean"] < sum(parts.values()) < 50 * row["round_ms_mean"]
 
 
 def test_the_table(whole: tuple[Result, Path]) -> None:
@@ -143,6 +144,9 @@ def test_dry_run_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     done = bench("--dry-run")
     assert done.code == 0 and "random 24: 3 requests of 24 to 24 tokens, 0 too long" in done.out, done
     assert "15 runs" in done.out
+    plan = json.loads(bench("--dry-run", "--format", "json").out)
+    assert plan["methods"][0] == "ar" and len(plan["methods"]) == 5 and plan["prefills"] == {"24": 3, "64": 3}
+    assert [[one["n_in"] for one in cell["requests"]] for cell in plan["cells"]] == [[24] * 3, [64] * 3]
 
 
 LONG = ("--tasks", "random", "--lengths", "400", "--limit", 24, "--max-new", 40, "--threads", 1, "--ignore-eos")
