@@ -21,6 +21,7 @@ from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_appe
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
+from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import prefill
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
@@ -136,13 +137,18 @@ class Resources:
         named = None if method.drafter is None else make_model_free(method.drafter)
         if method.draft_tokens == 0:
             return NoDrafter()
+        if named is not None and method.draft_temperature:
+            raise UsageError(f"{method.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
         if named is not None:
             return named
         if network is None or self._draft_cache is None:
             return NoDrafter()
         context = make_method(method, network.layer_facts, network.block)
         reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale)
-        return network.bind(self.found.model, reader)
+        sampling = DraftSampling(
+            float(method.draft_temperature), method.draft_top_k, method.draft_top_p, method.draft_noise == "shared"
+        )
+        return network.bind(self.found.model, reader, sampling)
 
     @property
     def prefix_drafter(self) -> Drafter:
