@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,13 @@ def _whole(name: str, value: object, low: int, *, optional: bool = False) -> Non
 
 def _real(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
     """A finite number from ``low`` to ``high``, or above ``low``."""
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not low <= value <= high or (above and value == low):  # type: ignore
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    # a whole number may be too large to be a float
+    if (
+        not -sys.float_info.max <= number <= sys.float_info.max
+        or not low <= number <= high
+        or (above and number == low)
+    ):
         least = f"above {low:g}" if above else f"of at least {low:g}"
         most = f" and at most {high:g}" if high < math.inf else ""
         raise UsageError(f"must be a finite number {least}{most}, not {value!r}", where=name)
@@ -174,6 +180,8 @@ class MethodOptions:
         _one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
         if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
             raise UsageError("shared goes with the rule match alone", where="draft_noise")
+        if self.draft_temperature and self.drafter is not None:
+            raise UsageError(f"{self.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
         if self.draft_temperature == 0:
             for name, none in (("draft_top_k", 0), ("draft_top_p", 1.0), ("draft_noise", "own")):
                 if getattr(self, name) != none:

@@ -137,8 +137,6 @@ class Resources:
         named = None if method.drafter is None else make_model_free(method.drafter)
         if method.draft_tokens == 0:
             return NoDrafter()
-        if named is not None and method.draft_temperature:
-            raise UsageError(f"{method.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
         if named is not None:
             return named
         if network is None or self._draft_cache is None:
