@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from foldspec import __version__, cli_bench
-from foldspec.cli_shared import INTERRUPTED, add_engine, add_pair, ctrl_c_waits, engine_options, notices
+from foldspec.cli_shared import (
+    INTERRUPTED,
+    add_engine,
+    add_pair,
+    add_sampling,
+    ctrl_c_waits,
+    engine_options,
+    notices,
+    sampling_options,
+)
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from foldspec.options import COVERAGES, FAR_BOUNDARIES, MethodOptions, SamplingParams
+from foldspec.options import COVERAGES, DRAFT_NOISES, FAR_BOUNDARIES, MethodOptions, SamplingParams
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -98,11 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument("--chat", action=argparse.BooleanOptionalAction, help="use the chat template (default: if any)")
     prompt.add_argument("--system", metavar="TEXT", help="system message")
     prompt.add_argument("--thinking", choices=("on", "off"), help="the template's thinking switch")
-    ends = generate.add_argument_group("decoding (greedy) and where it ends")
+    ends = generate.add_argument_group("where it ends")
     ends.add_argument("--max-tokens", type=int, default=256, metavar="N")
-    ends.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (greedy) alone, so far")
     ends.add_argument("--stop-ids", metavar="IDS", help="more ids that end the request")
     ends.add_argument("--ignore-eos", action="store_true", help="go on past the checkpoint's own stop ids")
+    add_sampling(generate)
     method = generate.add_argument_group("method")
     method.add_argument(
         "--context",
@@ -115,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
+    method.add_argument("--draft-temperature", type=float, metavar="X", help="draw drafts; default: 0, argmax")
+    method.add_argument("--draft-top-k", type=int, metavar="N", help="of drafts that are drawn")
+    method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
+    method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
     add_engine(generate)
     output = generate.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
@@ -142,23 +155,21 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
         if not equals or key in pairs:
             raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
         pairs[key] = value
-    flags = ("context", "window", "alpha", "accept", "draft_tokens")
+    flags = ["context", "window", "alpha", "accept", "draft_tokens"]
+    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise"]
     method = MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags})
     return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
 
 def _generate(options: argparse.Namespace) -> int:
     # everything that can be wrong without a model is said before one is loaded
-    if options.temperature != 0:
-        raise UsageError(
-            f"sampling is not built yet, so {options.temperature:g} cannot be served", where="--temperature"
-        )
     if options.trace and not options.json:
         raise UsageError("needs --json", where="--trace")
     params = SamplingParams(
         max_tokens=options.max_tokens,
         stop_ids=_ids(options.stop_ids, "--stop-ids") if options.stop_ids is not None else (),
         ignore_eos=options.ignore_eos,
+        **sampling_options(options),
     )
     method, prompt = _method(options), _prompt(options)
     with ctrl_c_waits():
@@ -193,8 +204,10 @@ def _generate(options: argparse.Namespace) -> int:
                 print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
-                chatted = {"chat": chat, "system": options.system, "thinking": options.thinking}
-                print(json.dumps(report | {"settings": report["settings"] | vars(params) | chatted}), flush=True)
+                used = {"chat": chat, "system": options.system, "thinking": options.thinking}
+                used["seed"] = generation.completion.seed
+                settings = report["settings"] | vars(params) | used
+                print(json.dumps(report | {"settings": settings}), flush=True)
             elif engine.tokenizer is None and not options.quiet:
                 what = "the target has no tokenizer.json, so there is no text; --json gives ids"
                 print(f"foldspec: {what}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the commands share: options of the pair and of the engine, notices, and how Ctrl-C is held back."""
+"""What the commands share: options of the pair, of sampling and of the engine, notices, and how Ctrl-C is held back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from foldspec.errors import UsageError
 from foldspec.options import DTYPES, WEIGHTS
 
-__all__ = ["INTERRUPTED", "add_engine", "add_pair", "ctrl_c_waits", "engine_options", "notices"]
+__all__ = [
+    "INTERRUPTED",
+    "add_engine",
+    "add_pair",
+    "add_sampling",
+    "ctrl_c_waits",
+    "engine_options",
+    "notices",
+    "sampling_options",
+]
 
 INTERRUPTED = 130  # exit code
 
@@ -47,6 +57,34 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
     pair.add_argument("--target", metavar="T", help="a folder or a hub id")
     pair.add_argument("--drafter", metavar="D", help="a folder, a hub id, lookup, or none for plain decoding")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    sampling = parser.add_argument_group("sampling (default: greedy)")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: greedy")
+    sampling.add_argument("--top-k", type=int, default=0, metavar="N", help="the N likeliest ids; 0: all")
+    sampling.add_argument("--top-p", type=float, default=1.0, metavar="X", help="the fewest ids of this mass")
+    sampling.add_argument("--min-p", type=float, default=0.0, metavar="X", help="ids of this share of the likeliest")
+    sampling.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="of prompt and output")
+    sampling.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="of output")
+    sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="of output, each time")
+    sampling.add_argument("--logit-bias", action="append", default=[], metavar="ID=X", help="repeatable")
+    sampling.add_argument("--seed", type=int, metavar="N", help="default: a fresh one, which --json tells")
+
+
+def sampling_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that :func:`add_sampling` reads."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    biases: dict[int, float] = {}
+    for text in options.logit_bias:
+        token, _, bias = text.partition("=")
+        try:
+            if int(token) in biases:
+                raise UsageError("is given twice", where=f"--logit-bias {token}")
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise UsageError("must be ID=X, two numbers", where=f"--logit-bias {text}") from None
+    return {name: getattr(options, name) for name in names} | {"logit_bias": biases, "seed": options.seed}
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

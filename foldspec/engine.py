@@ -15,8 +15,9 @@ from foldspec.drafters import MODEL_FREE
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
+from foldspec.noise import Noise
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
-from foldspec.records import Completion, Piece, PointMass
+from foldspec.records import Completion, Piece
 from foldspec.report import environment
 from foldspec.resources import Prefix, Resources, choose_operators, pick_device
 from foldspec.schedule.request import Request
@@ -219,8 +220,11 @@ class Engine:
             resources.check_room(ids)
         self._check_ids(params.stop_ids, "stop_ids")
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else resources.found.stop_ids)
+        self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
-        return Generation(self, Request(resources.new_id(), ids, limit, stops), prefix)
+        params = params.seeded()
+        noise = Noise(cast(int, params.seed))
+        return Generation(self, Request(resources.new_id(), ids, limit, stops, params=params, noise=noise), prefix)
 
     def _run(self, request: Request, prefix: Prefix | None, completion: Completion) -> Iterator[tuple[int, ...]]:
         """Committed ids, commit by commit. The clock stands still outside, so that a slow reader costs no speed."""
@@ -234,8 +238,7 @@ class Engine:
                 logits = resources.run_prompt(request.id, request.prompt, self._drafter)
             else:
                 logits, clock = prefix.logits, clock + prefix.seconds  # as if the prompt had just been run
-            first = self._rule.decide(logits, [PointMass(())])[0].next_token
-            committed = request.commit([first])
+            committed = request.commit([self._rule.first(logits, request, request.noise)])
             completion.first_time = completion.last_time = clock + time.perf_counter()
             while True:
                 clock += time.perf_counter()
@@ -301,7 +304,7 @@ class Generation(Iterator[Piece]):
     """
 
     def __init__(self, engine: Engine, request: Request, prefix: Prefix | None) -> None:
-        self.completion = Completion(prompt_ids=request.prompt, rounds=request.rounds)
+        self.completion = Completion(prompt_ids=request.prompt, rounds=request.rounds, seed=request.params.seed)
         self._request = request
         self._tokenizer, self._text = engine.tokenizer, TextStream(engine.tokenizer)
         self._runs = engine._run(request, prefix, self.completion)

@@ -5,11 +5,15 @@ This module imports no torch: ``foldspec --help`` and the checks of a wrong opti
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foldspec.errors import UsageError
 
@@ -21,6 +25,8 @@ COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
 CONTEXT_FIELDS = ("window", "alpha", "coverage", "far_boundary")  # of MethodOptions: how a method reads its context
 MOST_THREADS = 1024
+DRAFT_NOISES = ("own", "shared")
+SEED_BITS = 64
 
 
 def _whole(name: str, value: object, low: int, *, optional: bool = False) -> None:
@@ -30,6 +36,20 @@ def _whole(name: str, value: object, low: int, *, optional: bool = False) -> Non
         raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=name)
 
 
+def _real(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+    """A finite number from ``low`` to ``high``, or above ``low``."""
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    # a whole number may be too large to be a float
+    if (
+        not -sys.float_info.max <= number <= sys.float_info.max
+        or not low <= number <= high
+        or (above and number == low)
+    ):
+        least = f"above {low:g}" if above else f"of at least {low:g}"
+        most = f" and at most {high:g}" if high < math.inf else ""
+        raise UsageError(f"must be a finite number {least}{most}, not {value!r}", where=name)
+
+
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"must be one of {', '.join(known)}, not {value!r}", where=name)
@@ -37,22 +57,75 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is decoded and where it ends. Decoding is greedy (argmax; ties go to the lowest id).
+    """How one request is decoded and where it ends. ``sampling.py`` says in which order what is done to the logits.
 
     ``max_tokens``   tokens to generate at most; 0 gives an empty completion that finished by ``length``
     ``stop_ids``     ids that end the request, beside the ids that the checkpoint declares
     ``ignore_eos``   go on past the checkpoint's own stop ids (``stop_ids`` still count)
+    ``temperature``  divides the logits; 0 is greedy decoding (argmax; ties go to the lowest id)
+    ``top_k``        keep so many of the likeliest ids; 0 keeps all
+    ``top_p``        keep the fewest likeliest ids that have this mass together; 1 keeps all
+    ``min_p``        keep ids of at least this share of the largest probability; 0 keeps all
+    ``repetition_penalty``  for ids in prompt and output: divides a positive logit, multiplies another; 1: none
+    ``presence_penalty``    subtracted from the logits of ids in the output
+    ``frequency_penalty``   the same, times their count
+    ``logit_bias``   id -> what is added to its logit; kept as pairs in the order of ids
+    ``seed``         one seed, one text, alone or among others; None: a fresh one for each request, which is reported.
+                     Requests with one seed share their noise: give each its own where they are to be independent
     """
 
     max_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = ()  # a mapping, or pairs
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0)
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         for token in self.stop_ids:
             _whole("stop_ids", token, 0)
+        _whole("min_tokens", self.min_tokens, 0)
+        _real("temperature", self.temperature, 0, math.inf)
+        _whole("top_k", self.top_k, 0)
+        _real("top_p", self.top_p, 0, 1, above=True)
+        _real("min_p", self.min_p, 0, 1)
+        _real("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
+        _real("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _real("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        _whole("seed", self.seed, 0, optional=True)
+        if self.seed is not None and self.seed >= 1 << SEED_BITS:
+            raise UsageError(f"must have at most {SEED_BITS} bits, not {self.seed}", where="seed")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what was said before changes what is said next."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def seeded(self) -> SamplingParams:
+        """The same with a seed: a fresh one of 53 bits (JSON numbers hold those) where none is given."""
+        return self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(53))
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    """``{id: bias}``, or pairs, as pairs in the order of ids."""
+    try:
+        pairs = dict(given)
+    except (TypeError, ValueError):
+        raise UsageError("must map ids to what is added to their logits", where="logit_bias") from None
+    for token, bias in pairs.items():
+        _whole("logit_bias", token, 0)
+        _real("logit_bias", bias, -math.inf, math.inf)
+    return tuple(sorted(pairs.items()))
 
 
 @dataclass(frozen=True)
@@ -71,6 +144,10 @@ class MethodOptions:
     ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
     ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``)
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
+    ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
+                       temperature, in a block independently of one another (with a Markov head from left to right)
+    ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
+    ``draft_noise``    ``own``; or ``shared``: drawn with the target's noise at that position, for ``match`` alone
     """
 
     context: str = "fold"
@@ -81,6 +158,10 @@ class MethodOptions:
     accept: str = "exact"
     draft_tokens: int | None = None
     drafter: str | None = None
+    draft_temperature: float = 0.0
+    draft_top_k: int = 0
+    draft_top_p: float = 1.0
+    draft_noise: str = "own"
 
     def __post_init__(self) -> None:
         for name in ("context", "accept", "drafter"):
@@ -90,12 +171,22 @@ class MethodOptions:
         _whole("window", self.window, 1, optional=True)
         _whole("draft_tokens", self.draft_tokens, 0, optional=True)
         if self.alpha is not None:
-            real = isinstance(self.alpha, (int, float)) and not isinstance(self.alpha, bool)
-            if not real or not math.isfinite(self.alpha) or self.alpha < 1:
-                raise UsageError(f"must be a finite number of at least 1, not {self.alpha!r}", where="alpha")
+            _real("alpha", self.alpha, 1, math.inf)
         if self.coverage is not None:
             _one_of("coverage", self.coverage, COVERAGES)
         _one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
+        _real("draft_temperature", self.draft_temperature, 0, math.inf)
+        _whole("draft_top_k", self.draft_top_k, 0)
+        _real("draft_top_p", self.draft_top_p, 0, 1, above=True)
+        _one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
+        if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
+            raise UsageError("shared goes with the rule match alone", where="draft_noise")
+        if self.draft_temperature and self.drafter is not None:
+            raise UsageError(f"{self.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
+        if self.draft_temperature == 0:
+            for name, none in (("draft_top_k", 0), ("draft_top_p", 1.0), ("draft_noise", "own")):
+                if getattr(self, name) != none:
+                    raise UsageError("is for drafts that are drawn", where=name, do="give a draft temperature above 0")
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, str], **known: object) -> MethodOptions:

@@ -6,10 +6,13 @@ context entries are ``0 .. n-1``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["Completion", "DrafterFacts", "Piece", "PointMass", "Proposal", "Round", "Verdict"]
+__all__ = ["Completion", "DrafterFacts", "Piece", "PointMass", "Proposal", "Round", "Sampled", "Verdict"]
+
+L = TypeVar("L")  # a law: ``foldspec.laws.Law``, which brings torch
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,36 @@ class PointMass:
     tokens: tuple[int, ...]
 
 
-# The law that one request's drafts came from, tokens included. Sampled drafts will join as a second kind.
-Proposal: TypeAlias = PointMass
+class Sampled(Generic[L]):
+    """Drafted tokens, each held with the law that it was drawn from.
+
+    A token comes in by :meth:`draw` alone, so it can never be paired with a law that it was not drawn from.
+    ``source(law, i)`` draws draft ``i``.
+    """
+
+    def __init__(self, source: Callable[[L, int], int]) -> None:
+        self._source = source
+        self._tokens: list[int] = []
+        self._laws: list[L] = []
+
+    def draw(self, law: L) -> int:
+        """Draw the next token, keep it with its law, and return it."""
+        token = self._source(law, len(self._tokens))
+        self._tokens.append(token)
+        self._laws.append(law)
+        return token
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(self._tokens)
+
+    def law(self, i: int) -> L:
+        """What draft ``i`` was drawn from."""
+        return self._laws[i]
+
+
+# The tokens that one request drafts, and the law that each came from.
+Proposal: TypeAlias = PointMass | Sampled[Any]
 
 
 @dataclass(frozen=True)
@@ -76,6 +107,7 @@ class Completion:
     """The result of one request.
 
     ``token_ids`` starts with the token that prefill produced, which belongs to no round.
+    ``seed``: that of its noise, given or fresh; greedy decoding has no use for it.
     ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
     """
 
@@ -86,6 +118,7 @@ class Completion:
     rounds: list[Round] = field(default_factory=list)
     first_time: float | None = None
     last_time: float | None = None
+    seed: int | None = None
 
     @property
     def tau(self) -> float | None:

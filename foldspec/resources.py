@@ -21,6 +21,7 @@ from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_appe
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.options import EngineOptions, MethodOptions
+from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import prefill
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
@@ -142,7 +143,10 @@ class Resources:
             return NoDrafter()
         context = make_method(method, network.layer_facts, network.block)
         reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale)
-        return network.bind(self.found.model, reader)
+        sampling = DraftSampling(
+            float(method.draft_temperature), method.draft_top_k, method.draft_top_p, method.draft_noise == "shared"
+        )
+        return network.bind(self.found.model, reader, sampling)
 
     @property
     def prefix_drafter(self) -> Drafter:

@@ -1,12 +1,154 @@
-"""From logits to tokens. Decoding is greedy: the law of a row is a point mass on its argmax."""
+"""From logits to laws: what the sampling options make of a row, for the target's rows and for a drafter's.
+
+The order of processing, each step over what the one before has left:
+
+1. logit bias is added;
+2. repetition penalty r: a positive logit is divided by r, another multiplied, for ids in the prompt or the output;
+3. presence and frequency penalty: ``presence + frequency * count`` is subtracted, for ids in the output;
+4. ids that would stop the request are barred while the output has fewer than ``min_tokens``;
+5. temperature (0: the largest logit, and the rest does not matter), top-k, top-p, min-p.
+
+"The output" at a row includes the drafts before it: they stand if the row is used at all.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 
-__all__ = ["greedy"]
+from foldspec.errors import CheckpointError
+from foldspec.laws import Law, law_of
+from foldspec.noise import Noise, Purpose
+from foldspec.options import SamplingParams
+from foldspec.records import Proposal, Sampled
+
+__all__ = ["ARGMAX", "DraftSampling", "Law", "TargetLaws", "Text", "greedy", "law_of", "target_laws"]
 
 
 def greedy(logits: torch.Tensor) -> list[int]:
     """logits [n, vocabulary] -> n ids; of equal logits the lowest id."""
     return torch.argmax(logits, dim=-1).tolist() if len(logits) else []
+
+
+class Text(Protocol):
+    """What the laws of a request depend on, besides the logits."""
+
+    id: int
+    prompt: tuple[int, ...]
+    output: list[int]
+    stop_ids: frozenset[int]
+    params: SamplingParams
+
+
+class TargetLaws:
+    """The target's laws at one request's rows: row ``i`` judges draft ``i``, and one row more follows the last draft.
+
+    ``position`` is that of the token that row 0 gives; ``logits`` [drafts + 1, vocabulary] are the target's own.
+    """
+
+    def __init__(
+        self, logits: torch.Tensor, best: Sequence[int], peaks: Sequence[float], text: Text, drafts: Sequence[int]
+    ) -> None:
+        self.logits, self.position = logits, len(text.prompt) + len(text.output)
+        self._best, self._peaks, self._text, self._drafts = best, peaks, text, drafts
+        self._plain = text.params.temperature == 0 and not self._changes
+        self._counts: Counter[int] | None = None
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """What is wrong with the logits; NaN weights, or an overflow in float16, would else come out as an endless row
+        of one token."""
+        for i, peak in enumerate(self._peaks):
+            if not math.isfinite(peak):
+                return CheckpointError(
+                    f"the target's logits for position {self.position + i} are not finite",
+                    where=f"request {self._text.id}",
+                    do="use --dtype float32, or check its weights",
+                )
+        return None
+
+    def law(self, row: int) -> Law:
+        """The law of the token at a row, given that the drafts before it stand."""
+        if self._plain:
+            return Law.point(int(self._best[row]))
+        params, logits = self._text.params, self.logits[row]
+        if self._changes:
+            logits = self._changed(logits, row)
+        return law_of(logits, params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether logits are changed before they become a law."""
+        p = self._text.params
+        return bool(p.logit_bias) or p.penalizes or len(self._text.output) < p.min_tokens
+
+    def _changed(self, logits: torch.Tensor, row: int) -> torch.Tensor:
+        text, p = self._text, self._text.params
+        logits = logits.clone()
+
+        def tensor(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+        if p.logit_bias:
+            ids, biases = zip(*p.logit_bias, strict=True)
+            logits[list(ids)] += tensor(biases)
+        if p.penalizes:
+            if self._counts is None:
+                self._counts = Counter(text.output)
+            counts = self._counts + Counter(self._drafts[:row])
+            seen = list(counts.keys() | set(text.prompt))
+            found = logits[seen]
+            logits[seen] = torch.where(found > 0, found / p.repetition_penalty, found * p.repetition_penalty)
+            if counts:
+                penalty = [p.presence_penalty + p.frequency_penalty * count for count in counts.values()]
+                logits[list(counts)] -= tensor(penalty)
+        if len(text.output) + row < p.min_tokens and text.stop_ids:
+            logits[list(text.stop_ids)] = -math.inf
+        return logits
+
+
+def target_laws(logits: torch.Tensor, texts: Sequence[Text], proposals: Sequence[Proposal]) -> list[TargetLaws]:
+    """The laws of each request, from packed rows [sum(drafts + 1), vocabulary]. One look at the device for all."""
+    best, peaks = torch.stack((logits.argmax(-1).double(), logits.amax(-1).double())).tolist()
+    laws, row = [], 0
+    for text, proposal in zip(texts, proposals, strict=True):
+        own = slice(row, row + len(proposal.tokens) + 1)
+        laws.append(TargetLaws(logits[own], best[own], peaks[own], text, proposal.tokens))
+        row = own.stop
+    return laws
+
+
+@dataclass(frozen=True)
+class DraftSampling:
+    """How a drafter turns its logits into drafts: by argmax at temperature 0, else by drawing.
+
+    ``shared``: drafts are drawn with the noise with which the target's own token is drawn at the same position, which
+    makes the two agree more often. The rule must then draw that token whatever the draft is: ``match`` alone does.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    shared: bool = False
+
+    def law(self, logits: torch.Tensor, ids: torch.Tensor | None = None) -> Law:
+        """The law of one draft. ``logits`` [m] belong to ``ids`` [m], ascending; None: 0 .. m-1."""
+        return law_of(logits, self.temperature, top_k=self.top_k, top_p=self.top_p, ids=ids)
+
+    def begin(self, noise: Noise, anchor: int) -> Sampled[Law]:
+        """Drafts after the anchor at a position, none drawn yet."""
+
+        def source(law: Law, i: int) -> int:
+            if self.shared:
+                return noise.draw(law, Purpose.TARGET, anchor + 1 + i)
+            return noise.draw(law, Purpose.DRAFT, anchor + 1 + i, anchor=anchor)
+
+        return Sampled(source)
+
+
+ARGMAX = DraftSampling()

@@ -36,6 +36,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardOutput, ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Matrix
+from foldspec.noise import Noise
 from foldspec.records import PointMass, Proposal
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
@@ -92,7 +93,9 @@ class NullDrafter(NoDrafter):
             self._cache.reserve(request, start + packed.stop - packed.start)
             self._cache.extend(request, start + packed.stop - packed.start)
 
-    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
         for request, start, _ in anchors:
             self._cache.reserve(request, start + DRAFTS)
         return [PointMass(tuple(range(DRAFTS))[:budget]) for budget in budgets]
@@ -153,7 +156,7 @@ def real_rounds(engine: Engine, length: int, limit: int, stack: ExitStack) -> di
         one = engine.using(**changes)
         request = Request(engine._resources.new_id(), prefix.token_ids, limit)
         stack.enter_context(engine._resources.opened(request.id, one._drafter, prefix))
-        request.commit([one._rule.decide(prefix.logits, [PointMass(())])[0].next_token])
+        request.commit([one._rule.first(prefix.logits, request, request.noise)])
         arms[name] = partial(_round, one._rounds, request)
     return arms
 

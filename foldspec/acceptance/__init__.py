@@ -10,7 +10,7 @@ from foldspec.errors import UsageError
 __all__ = ["RULES", "make_rule"]
 
 # name -> "module:class"; imported when it is asked for
-RULES = {"exact": "foldspec.acceptance.exact:Exact"}
+RULES = {"exact": "foldspec.acceptance.exact:Exact", "match": "foldspec.acceptance.match:Match"}
 
 
 def make_rule(name: str) -> AcceptanceRule:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from foldspec.records import Proposal, Verdict
+from foldspec.noise import Noise
+from foldspec.records import PointMass, Proposal, Verdict
+from foldspec.sampling import TargetLaws, Text, target_laws
 
 __all__ = ["AcceptanceRule"]
 
@@ -18,13 +20,24 @@ class AcceptanceRule(ABC):
     lossless: bool
 
     @abstractmethod
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
-        """One verdict a proposal.
-
-        ``logits`` [sum(drafts + 1), vocabulary]: for each request the target's rows for its anchor and its drafts, in
-        order; row ``i`` judges draft ``i``, and the row after the last accepted draft gives the next token.
-        """
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
+        """One verdict a request. ``targets[i].law(j)`` judges draft ``j`` of ``proposals[i]``, and the row after the
+        last accepted draft gives the next token. The token at row ``j`` has position ``targets[i].position + j``; a
+        number of ``noises[i]`` is looked at once for each purpose and position."""
 
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""
+
+    def first(self, logits: torch.Tensor, text: Text, noise: Noise) -> int:
+        """The first token of a request, from the logits [1, vocabulary] of its prompt's last token.
+
+        Raises :class:`CheckpointError` for logits that are not finite.
+        """
+        nothing: list[Proposal] = [PointMass(())]
+        targets = target_laws(logits, [text], nothing)
+        if targets[0].error is not None:
+            raise targets[0].error
+        return self.decide(targets, nothing, [noise])[0].next_token

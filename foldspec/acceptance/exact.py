@@ -1,33 +1,44 @@
-"""``exact``: a draft stands while it is the token that the target itself would emit. Greedy, so that is the argmax."""
+"""``exact``: rejection sampling with the law that each draft was drawn from (Leviathan et al. 2023; methods 3.1).
+
+A draft ``y`` stands with probability ``min(1, p(y) / q(y))``; the first that falls is replaced by a draw from the
+residual ``Norm([p - q]+)``. The output's law is p whatever q is. At temperature 0 p is a point mass: a draft stands
+while it is the target's argmax.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from foldspec.acceptance.base import AcceptanceRule
-from foldspec.errors import CheckpointError
-from foldspec.records import Proposal, Verdict
-from foldspec.sampling import greedy
+from foldspec.laws import Law
+from foldspec.noise import Noise, Purpose
+from foldspec.records import PointMass, Proposal, Verdict
+from foldspec.sampling import TargetLaws
 
 
 class Exact(AcceptanceRule):
     lossless = True
 
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
-        # NaN weights, or an overflow in float16, would else come out as an endless row of one token
-        if not bool(logits.amax().isfinite()):
-            raise CheckpointError("the target's logits are not finite", do="use --dtype float32, or check its weights")
-        own = greedy(logits)
-        verdicts, row = [], 0
-        for proposal in proposals:
-            accepted = 0
-            while accepted < len(proposal.tokens) and proposal.tokens[accepted] == own[row + accepted]:
-                accepted += 1
-            verdicts.append(Verdict(accepted, own[row + accepted]))
-            row += len(proposal.tokens) + 1
-        return verdicts
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
+        return [_verdict(*each) for each in zip(targets, proposals, noises, strict=True)]
 
     def law(self) -> str:
-        return "the target's argmax at every position"
+        return "the target's own, by rejection sampling: at temperature 0 its argmax at every position"
+
+
+def _verdict(target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+    tokens = proposal.tokens
+    for i, token in enumerate(tokens):
+        p, position = target.law(i), target.position + i
+        if p.token is not None:  # a point mass leaves nothing to chance
+            if token != p.token:
+                return Verdict(i, p.token)
+            continue
+        q = Law.point(token) if isinstance(proposal, PointMass) else proposal.law(i)
+        # strictly less: a token that p rules out is refused by a number of 0 too
+        if not noise.uniform(Purpose.ACCEPT, position) * q.prob(token) < p.prob(token):
+            return Verdict(i, noise.draw(p.minus(q), Purpose.RESIDUAL, position))
+    last = len(tokens)
+    return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))

@@ -16,6 +16,7 @@ from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.engine import Engine
 from foldspec.models.base import ForwardPlan
+from foldspec.noise import Noise
 from foldspec.options import MethodOptions
 from foldspec.resources import Prefix
 
@@ -73,7 +74,7 @@ def _walk(
         with torch.inference_mode():
             for i in range(anchors):
                 place = Rows.of([request], [len(prefix.token_ids) + i], [1])
-                drafts = drafter.propose(place, [text[i]], [count])[0].tokens
+                drafts = drafter.propose(place, [text[i]], [count], [Noise(0)])[0].tokens
                 drafter.truncate(request, place.starts[0])
                 pairs = zip(drafts, text[i + 1 :], strict=False)
                 found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))

@@ -14,7 +14,9 @@ from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
 from foldspec.models.base import LanguageModel
 from foldspec.models.rope import Rope
+from foldspec.noise import Noise
 from foldspec.records import DrafterFacts, PointMass, Proposal
+from foldspec.sampling import ARGMAX, DraftSampling
 
 __all__ = ["Drafter", "DrafterNetwork", "NoDrafter"]
 
@@ -45,8 +47,8 @@ class DrafterNetwork(nn.Module, ABC):
         """Look at the loaded weights once. Raises :class:`CheckpointError`."""
 
     @abstractmethod
-    def bind(self, target: LanguageModel, reader: ContextReader) -> Drafter:
-        """The drafter that these weights make for one target and one context method."""
+    def bind(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> Drafter:
+        """The drafter that these weights make for one target, one context method and one way to choose drafts."""
 
 
 class Drafter(ABC):
@@ -93,8 +95,13 @@ class Drafter(ABC):
         ids, ``taps`` [total, width] each."""
 
     @abstractmethod
-    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
-        """For each request, at most ``budgets[i]`` tokens to follow the anchor ``tokens[i]`` at ``starts[i]``."""
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
+        """For each request, at most ``budgets[i]`` tokens to follow the anchor ``tokens[i]`` at ``starts[i]``.
+
+        A token that is drawn is drawn from ``noises[i]``, keyed by its position, its anchor's and the step.
+        """
 
 
 class NoDrafter(Drafter):
@@ -112,5 +119,7 @@ class NoDrafter(Drafter):
 
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None: ...
 
-    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
         return [PointMass(()) for _ in tokens]

@@ -33,8 +33,9 @@ from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU
 from foldspec.models.rope import Rope
-from foldspec.records import DrafterFacts, PointMass, Proposal
-from foldspec.sampling import greedy
+from foldspec.noise import Noise
+from foldspec.records import DrafterFacts, PointMass, Proposal, Sampled
+from foldspec.sampling import ARGMAX, DraftSampling, Law, greedy
 
 __all__ = ["DFlash", "DFlashConfig", "DFlashNetwork"]
 
@@ -226,20 +227,27 @@ class DFlashNetwork(DrafterNetwork):
 
     def check(self, target: LanguageModel) -> None:
         ids = self.target_ids
-        if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary):
+        if ids is None:
+            return
+        if int(ids.min()) < 0 or int(ids.max()) >= target.vocabulary:
             raise CheckpointError(
                 f"d2t maps outside the {target.vocabulary} ids of the target", where=self.config.where
             )
+        if bool((ids[1:] <= ids[:-1]).any()):  # laws over these ids are looked up by bisection, and name each id once
+            raise CheckpointError("d2t does not map to rising ids of the target", where=self.config.where)
 
-    def bind(self, target: LanguageModel, reader: ContextReader) -> DFlash:
-        return DFlash(self, target, reader)
+    def bind(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> DFlash:
+        return DFlash(self, target, reader, sampling)
 
 
 class DFlash(Drafter):
-    """The network at work for one target and one context method."""
+    """The network at work for one target, one context method and one way to choose drafts: argmax, or drawn from each
+    row's law; with a Markov head from left to right, each law given the draft before."""
 
-    def __init__(self, network: DFlashNetwork, target: LanguageModel, reader: ContextReader) -> None:
-        self._network, self._reader = network, reader
+    def __init__(
+        self, network: DFlashNetwork, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX
+    ) -> None:
+        self._network, self._reader, self._sampling = network, reader, sampling
         config = network.config
         self._config = config
         self.taps, self.max_drafts = config.taps, config.max_drafts
@@ -283,23 +291,28 @@ class DFlash(Drafter):
         keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
         self._reader.absorb(rows, keys, values)
 
-    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
         # A request with no budget sits the round out; the others always draft whole blocks, as the network was trained.
         drafting = [i for i, budget in enumerate(budgets) if budget > 0]
         proposals: list[Proposal] = [PointMass(()) for _ in budgets]
-        if drafting:
-            drafts = self._draft(
-                [anchors.requests[i] for i in drafting],
-                [anchors.starts[i] for i in drafting],
-                [tokens[i] for i in drafting],
-                min(max(budgets), self.max_drafts),
-            )
-            for i, draft in zip(drafting, drafts, strict=True):
-                proposals[i] = PointMass(tuple(draft[: budgets[i]]))
+        if not drafting:
+            return proposals
+        starts, own = [anchors.starts[i] for i in drafting], [tokens[i] for i in drafting]
+        logits = self._draft([anchors.requests[i] for i in drafting], starts, own, min(max(budgets), self.max_drafts))
+        if self._sampling.temperature:
+            drawn = [self._sampling.begin(noises[i], anchors.starts[i]) for i in drafting]
+            self._draw(drawn, logits, own, [budgets[i] for i in drafting])
+            for i, draft in zip(drafting, drawn, strict=True):
+                proposals[i] = draft
+        else:
+            for i, best in zip(drafting, self._best(logits, own), strict=True):
+                proposals[i] = PointMass(tuple(best[: budgets[i]]))
         return proposals
 
-    def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> list[list[int]]:
-        """The first ``count`` argmax tokens of one block a request."""
+    def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> torch.Tensor:
+        """The logits [requests, count, draft ids] of the first ``count`` drafts of one block a request."""
         net, block = self._network, self._config.block
         rows = Rows.of(requests, starts, [block] * len(requests))
         ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
@@ -312,19 +325,33 @@ class DFlash(Drafter):
             x = layer.mlp(layer.post_attention_layernorm(x), x)
         first = self._config.first_row
         used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
-        logits = self._logits(used).view(len(requests), count, -1)
-        if self._config.markov_rank:
-            return self._chain(logits, tokens)
-        drafts = greedy(logits.flatten(0, 1))
-        if self._target_ids is not None:
-            drafts = self._target_ids[drafts].tolist()
-        return [drafts[i * count : (i + 1) * count] for i in range(len(requests))]
+        return self._logits(used).view(len(requests), count, -1)
 
-    def _chain(self, logits: torch.Tensor, tokens: list[int]) -> list[list[int]]:
-        """Drafts from left to right, each one's logits joined by what its predecessor says of it."""
+    def _best(self, logits: torch.Tensor, tokens: list[int]) -> list[list[int]]:
+        """The argmax drafts of each request; with a Markov head each given the one before, the anchor to begin with."""
+        ids = self._target_ids
+        if not self._config.markov_rank:
+            drafts = greedy(logits.flatten(0, 1))
+            if ids is not None:
+                drafts = ids[drafts].tolist()
+            count = logits.shape[1]
+            return [drafts[i * count : (i + 1) * count] for i in range(len(tokens))]
         drafted, previous = [], torch.tensor(tokens, device=logits.device)
         for row in range(logits.shape[1]):
             best = (logits[:, row] + self._network.markov_head(previous)).argmax(-1)
-            previous = best if self._target_ids is None else self._target_ids[best]
+            previous = best if ids is None else ids[best]
             drafted.append(previous)
         return torch.stack(drafted, dim=1).tolist()
+
+    def _draw(
+        self, drafts: Sequence[Sampled[Law]], logits: torch.Tensor, tokens: Sequence[int], budgets: Sequence[int]
+    ) -> None:
+        """Draw each request's drafts from left to right, as many as its budget has."""
+        previous = list(tokens)
+        for row in range(logits.shape[1]):
+            laws = logits[:, row]
+            if self._config.markov_rank:
+                laws = laws + self._network.markov_head(torch.tensor(previous, device=logits.device))
+            for i, draft in enumerate(drafts):
+                if row < budgets[i]:
+                    previous[i] = draft.draw(self._sampling.law(laws[i], self._target_ids))

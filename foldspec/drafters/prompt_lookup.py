@@ -15,6 +15,7 @@ import torch
 
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
+from foldspec.noise import Noise
 from foldspec.records import PointMass, Proposal
 
 __all__ = ["PromptLookup"]
@@ -108,7 +109,9 @@ class PromptLookup(Drafter):
             assert start == len(index.ids), "entries are absorbed in order"
             index.append(tokens[packed])
 
-    def propose(self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int]) -> list[Proposal]:
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
         proposals: list[Proposal] = []
         for (request, start, _), token, budget in zip(anchors, tokens, budgets, strict=True):
             index = self._indexes[request]

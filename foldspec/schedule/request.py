@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from foldspec.noise import Noise
+from foldspec.options import SamplingParams
 from foldspec.records import Round
 
 __all__ = ["Request"]
@@ -21,6 +23,8 @@ class Request:
     prompt: tuple[int, ...]
     limit: int
     stop_ids: frozenset[int] = frozenset()
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise: Noise = field(default_factory=lambda: Noise(0))
     output: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     finish_reason: str = ""

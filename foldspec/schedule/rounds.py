@@ -15,6 +15,7 @@ from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.records import Round
+from foldspec.sampling import target_laws
 from foldspec.schedule.request import Request
 from foldspec.schedule.trace import Mark, unmarked
 
@@ -51,7 +52,8 @@ class Rounds:
         budgets = [max(0, min(self._max_drafts, r.draft_budget)) for r in requests]
         rows = Rows.of(ids, starts, [1] * len(ids))
         self.mark("host")
-        proposals = self.drafter.propose(rows, anchors, budgets)
+        noises = [r.noise for r in requests]
+        proposals = self.drafter.propose(rows, anchors, budgets, noises)
         self.mark("draft")
 
         blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
@@ -61,7 +63,11 @@ class Rounds:
         self.mark("host")
         output = self.model(ids_of_rows, ForwardPlan(rows, self.drafter.taps), self.cache)
         self.mark("verify")
-        verdicts = self.rule.decide(output.logits, proposals)
+        targets = target_laws(output.logits, requests, proposals)
+        for target in targets:
+            if target.error is not None:
+                raise target.error
+        verdicts = self.rule.decide(targets, proposals, noises)
         self.mark("accept")
 
         rounds = []

@@ -122,7 +122,7 @@ import sys
 from foldspec.cli import main
 for words, wanted in (
     ("--help", 0), ("generate --help", 0), ("check --help", 0), ("--version", 0), ("", 2), ("fly", 2),
-    ("generate smollm2-135m -p x --alpha 0.5", 2), ("generate smollm2-135m -p x --temperature 0.7", 2),
+    ("generate smollm2-135m -p x --alpha 0.5", 2), ("generate smollm2-135m -p x --temperature -1", 2),
     ("generate smollm2-135m", 2), ("generate smollm2-135m --prompt-file /nothing", 2),
 ):
     try:

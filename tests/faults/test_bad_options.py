@@ -27,9 +27,30 @@ EARLY: dict[str, tuple[str, ...]] = {
     "--max-tokens -1": ("max_tokens", "at least 0"),
     "--max-tokens 1.5": ("--max-tokens", "1.5"),
     "--max-tokens many": ("--max-tokens", "many"),
-    "--temperature 0.7": ("--temperature", "sampling is not built yet"),
-    "--temperature nan": ("--temperature", "sampling"),
+    "--temperature -0.1": ("temperature", "at least 0"),
+    "--temperature nan": ("temperature", "finite", "nan"),
+    "--temperature inf": ("temperature", "finite", "inf"),
     "--temperature warm": ("--temperature", "warm"),
+    "--top-k -1": ("top_k", "at least 0"),
+    "--top-p 0": ("top_p", "above 0 and at most 1"),
+    "--top-p 1.01": ("top_p", "above 0 and at most 1"),
+    "--min-p 2": ("min_p", "at least 0 and at most 1"),
+    "--repetition-penalty 0": ("repetition_penalty", "above 0"),
+    "--presence-penalty nan": ("presence_penalty", "finite"),
+    "--frequency-penalty inf": ("frequency_penalty", "finite"),
+    "--logit-bias 5": ("--logit-bias 5", "ID=X"),
+    "--logit-bias x=1": ("--logit-bias x=1", "ID=X"),
+    "--logit-bias 5=1 --logit-bias 5=1": ("--logit-bias 5", "given twice"),
+    "--logit-bias=-1=1": ("logit_bias", "at least 0"),
+    "--logit-bias 5=inf": ("logit_bias", "finite"),
+    "--seed -1": ("seed", "at least 0"),
+    "--seed 18446744073709551616": ("seed", "64 bits"),
+    "--draft-temperature -1": ("draft_temperature", "at least 0"),
+    "--draft-top-k 5": ("draft_top_k", "drafts that are drawn", "draft temperature above 0"),
+    "--draft-top-p 0.5": ("draft_top_p", "drafts that are drawn"),
+    "--draft-noise shared --draft-temperature 1": ("draft_noise", "match alone"),
+    "--draft-noise shared --accept match": ("draft_noise", "drafts that are drawn"),
+    "--draft-noise mine": ("--draft-noise", "mine"),
     "--alpha 0.5": ("alpha", "at least 1", "0.5"),
     "--alpha 0": ("alpha", "at least 1"),
     "--alpha -2": ("alpha", "at least 1"),
@@ -88,6 +109,8 @@ LATE: dict[str, tuple[str, ...]] = {
     "--prefill-chunk 0": ("prefill_chunk", "at least 1"),
     "--page-size 8": ("page_size", "at least 16"),
     "--page-size 48": ("page_size", "power of two, not 48"),
+    "--logit-bias 512=1": ("logit_bias", "512 is not one of the target's 512 ids"),
+    "--drafter lookup --draft-temperature 1": ("draft_temperature", "lookup has no law to draw from"),
     "--stop-ids 512": ("stop_ids", "512 is not one of the target's 512 ids"),
 }
 PROMPTS: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -120,7 +143,7 @@ def test_wrong_options(words: str) -> None:
 
 @pytest.mark.parametrize("words", LATE)
 def test_options_that_the_engine_refuses(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "--stop-ids" not in words:
+    if not words.startswith(("--stop-ids", "--logit-bias")):
         monkeypatch.setattr("foldspec.engine.load_pair", None)  # before any weight is read
     refused(generate(*IDS, *words.split()), 2, *LATE[words])
 

@@ -27,6 +27,7 @@ from foldspec.context.reader import ContextReader, Rotation
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import Entries, Output, ReadArgs
 from foldspec.models.rope import Rope
+from foldspec.noise import Noise
 from foldspec.options import MethodOptions
 
 GOLDEN: dict[str, Any] = json.loads((tiny.GOLDEN / "golden_methods.json").read_text())
@@ -259,7 +260,7 @@ def test_a_drafter_of_a_context_that_fits_is_the_plain_drafter_bit_for_bit(
                 for a, b in ((0, n // 2), (n // 2, n)):
                     if a < b:
                         drafter.absorb(Rows.of([request % 8], [a], [b - a]), [], [tap[a:b] for tap in taps])
-                drafter.propose(Rows.of([request % 8], [n], [1]), [3], [4])
+                drafter.propose(Rows.of([request % 8], [n], [1]), [3], [4], [Noise(0)])
                 drafter.close(request % 8)
             full, fold = seen
             assert torch.equal(full, fold) == (n <= W), n

@@ -22,6 +22,7 @@ from foldspec.cache.rows import Rows
 from foldspec.context import METHODS
 from foldspec.drafters.dflash import DFlash
 from foldspec.models.llama import Llama
+from foldspec.noise import Noise
 
 WINDOW, BLOCK = 8, 5
 D = WINDOW + BLOCK
@@ -140,7 +141,7 @@ def test_drafts_are_those_of_the_network_as_specified(
                 if first < last:
                     absorb(drafter, 0, taps, first, last)
             n, anchor = length, 3 + length
-            (proposal,) = drafter.propose(Rows.of([0], [n], [1]), [anchor], [99])
+            (proposal,) = drafter.propose(Rows.of([0], [n], [1]), [anchor], [99], [Noise(0)])
             wanted = pair.naive.logits(torch.cat([tap[:n] for tap in taps], -1), anchor, context, options)
             wanted = wanted[pair.first_row :]
             torch.testing.assert_close(seen.pop().double(), wanted, atol=2e-4, rtol=0)
@@ -160,7 +161,7 @@ def test_requests_draft_together_as_alone(pair: Pair) -> None:
             )
             drafter.open(0)
             absorb(drafter, 0, taps, 0, n) if n else None
-            alone.append(drafter.propose(Rows.of([0], [n], [1]), [anchor], [99])[0].tokens)
+            alone.append(drafter.propose(Rows.of([0], [n], [1]), [anchor], [99], [Noise(0)])[0].tokens)
         drafter = tiny.bind(
             pair.network, pair.model, tiny.draft_cache(pair.network), context="fold", window=WINDOW, alpha=2.0
         )
@@ -168,7 +169,7 @@ def test_requests_draft_together_as_alone(pair: Pair) -> None:
             drafter.open(request)
         rows = Rows.of([0, 1, 3], [0, 0, 0], [3, 40, 17])
         drafter.absorb(rows, [], [torch.cat([tap[:count] for count in rows.counts]) for tap in taps])
-        together = drafter.propose(Rows.of(range(4), lengths, [1] * 4), anchors, budgets)
+        together = drafter.propose(Rows.of(range(4), lengths, [1] * 4), anchors, budgets, [Noise(0)] * 4)
     assert [p.tokens for p in together] == [tokens[:most] for tokens, most in zip(alone, budgets, strict=True)]
 
 

@@ -20,7 +20,9 @@ from foldspec import Engine
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.context.reader import ContextReader
 from foldspec.kernels.multi_read_attention import Entries
+from foldspec.noise import Noise
 from foldspec.records import Proposal, Verdict
+from foldspec.sampling import TargetLaws
 from foldspec.schedule.request import Request
 
 # The rings of both windows below (36 and 112 slots) stand alike at both lengths: 1,008 is a multiple of either.
@@ -73,7 +75,9 @@ class Never(AcceptanceRule):
 
     lossless = False
 
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
         return [Verdict(0, 7) for _ in proposals]
 
     def law(self) -> str:

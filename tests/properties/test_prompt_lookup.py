@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import tiny
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +17,9 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.rows import Rows
 from foldspec.drafters.prompt_lookup import PromptLookup
 from foldspec.errors import UsageError
+from foldspec.noise import Noise
 from foldspec.records import Proposal, Verdict
+from foldspec.sampling import TargetLaws
 from foldspec.schedule.request import Request
 
 PAIR = tiny.PAIRS / "a_llama_zlab"
@@ -40,7 +41,7 @@ def absorb(drafter: PromptLookup, ids: Sequence[int], start: int = 0, request: i
 
 
 def proposed(drafter: PromptLookup, n: int, anchor: int, budget: int, request: int = 0) -> tuple[int, ...]:
-    return drafter.propose(Rows.of([request], [n], [1]), [anchor], [budget])[0].tokens
+    return drafter.propose(Rows.of([request], [n], [1]), [anchor], [budget], [Noise(0)])[0].tokens
 
 
 def state(drafter: PromptLookup, request: int = 0) -> dict[str, object]:
@@ -97,8 +98,8 @@ def test_requests_know_nothing_of_each_other() -> None:
     drafter.fork(0, 1, [1, 2, 3])
     drafter.absorb(Rows.of([0, 1], [0, 3], [2, 1]), [1, 7, 4], [])
     rows = Rows.of([0, 1], [2, 4], [1, 1])
-    assert [p.tokens for p in drafter.propose(rows, [1, 1], [7, 7])] == [(7, 1), (2, 3, 4, 1)]
-    assert [p.tokens for p in drafter.propose(rows, [1, 1], [0, 1])] == [(), (2,)]
+    assert [p.tokens for p in drafter.propose(rows, [1, 1], [7, 7], [Noise(0)] * 2)] == [(7, 1), (2, 3, 4, 1)]
+    assert [p.tokens for p in drafter.propose(rows, [1, 1], [0, 1], [Noise(0)] * 2)] == [(), (2,)]
     drafter.close(0)
     assert proposed(drafter, 4, 2, 7, request=1) == (3, 4, 2)
 
@@ -172,7 +173,9 @@ class Scripted(AcceptanceRule):
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = list(counts)
 
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
         token = 10 + 6 * len(self.counts)
         return [Verdict(self.counts.pop(0), token) for _ in proposals]
 

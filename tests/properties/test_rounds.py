@@ -19,8 +19,9 @@ from foldspec.drafters.base import Drafter
 from foldspec.drafters.dflash import DFlash
 from foldspec.errors import ResourceError, UsageError
 from foldspec.models.base import LanguageModel
+from foldspec.noise import Noise
 from foldspec.records import PointMass, Proposal, Verdict
-from foldspec.sampling import greedy
+from foldspec.sampling import TargetLaws, greedy
 from foldspec.schedule.prefill import prefill
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
@@ -87,11 +88,12 @@ class Greedy(AcceptanceRule):
 
     lossless = True
 
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
-        verdicts, row = [], 0
-        for proposal in proposals:
-            own = logits[row : row + len(proposal.tokens) + 1].argmax(-1).tolist()
-            row += len(own)
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
+        verdicts = []
+        for target, proposal in zip(targets, proposals, strict=True):
+            own = target.logits.argmax(-1).tolist()
             agreed = 0
             while agreed < len(proposal.tokens) and own[agreed] == proposal.tokens[agreed]:
                 agreed += 1
@@ -165,7 +167,9 @@ class Scripted(AcceptanceRule):
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = list(counts)
 
-    def decide(self, logits: torch.Tensor, proposals: Sequence[Proposal]) -> list[Verdict]:
+    def decide(
+        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
+    ) -> list[Verdict]:
         return [Verdict(self.counts.pop(0), (7 * len(self.counts) + 11) % 500) for _ in proposals]
 
     def law(self) -> str:
@@ -242,7 +246,7 @@ def draft_logits(drafter: DFlash, n: int, anchor: int) -> torch.Tensor:
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr("foldspec.drafters.dflash.greedy", watched)
-        drafter.propose(Rows.of([0], [n], [1]), [anchor], [5])
+        drafter.propose(Rows.of([0], [n], [1]), [anchor], [5], [Noise(0)])
     return seen[0]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from deciding import decide, targets
 
 from foldspec import FoldspecError
 from foldspec.acceptance import RULES, make_rule
+from foldspec.noise import Noise
 from foldspec.records import PointMass, Verdict
+from foldspec.schedule.request import Request
 
 
 def logits_of(*tokens: int) -> torch.Tensor:
@@ -18,19 +21,29 @@ def logits_of(*tokens: int) -> torch.Tensor:
 def test_drafts_stand_while_they_are_the_argmax_and_the_row_after_them_gives_the_next_token() -> None:
     proposals = [PointMass((1, 2, 3)), PointMass(()), PointMass((4,)), PointMass((5, 6))]
     rows = logits_of(1, 2, 7, 0, 6, 4, 3, 0, 6, 1)
-    assert make_rule("exact").decide(rows, proposals) == [Verdict(2, 7), Verdict(0, 6), Verdict(1, 3), Verdict(0, 0)]
+    assert decide("exact", rows, proposals) == [Verdict(2, 7), Verdict(0, 6), Verdict(1, 3), Verdict(0, 0)]
 
 
 def test_of_equal_logits_the_lowest_id_is_the_argmax() -> None:
-    assert make_rule("exact").decide(torch.zeros(1, 50_000), [PointMass(())]) == [Verdict(0, 0)]
+    assert decide("exact", torch.zeros(1, 50_000), [PointMass(())]) == [Verdict(0, 0)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_an_error_and_no_text(bad: float) -> None:
-    rows = logits_of(0, 1)
-    rows[1, 3] = bad
-    with pytest.raises(FoldspecError, match="not finite"):
-        make_rule("exact").decide(rows, [PointMass((0,))])
+def test_logits_that_are_not_finite_are_an_error_of_their_request_that_names_the_position(bad: float) -> None:
+    """-inf among others is a law that rules an id out, and no error."""
+    rows = logits_of(0, 1, 2, 3)
+    rows[2, 3], rows[0, 5] = bad, -float("inf")
+    good, broken = targets(rows, [PointMass((0,)), PointMass((2,))], prompt=(5, 6, 7))
+    assert good.error is None and str(broken.error) == (
+        "request 1: the target's logits for position 3 are not finite; use --dtype float32, or check its weights"
+    )
+    rows[2, 3], rows[3, 0] = 0.0, bad
+    assert "position 4" in str(targets(rows, [PointMass((0,)), PointMass((2,))], prompt=(5, 6, 7))[1].error)
+
+
+def test_a_first_token_out_of_logits_that_are_not_finite_is_an_error_and_no_text() -> None:
+    with pytest.raises(FoldspecError, match="position 1 are not finite"):
+        make_rule("exact").first(torch.full((1, 8), float("nan")), Request(0, (4,), 9), Noise(0))
 
 
 def test_an_unknown_rule_names_the_known_ones() -> None:

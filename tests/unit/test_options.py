@@ -18,6 +18,25 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", True, "max_tokens: must be a whole number"),
     (SamplingParams, "stop_ids", (3, -2), "stop_ids: must be a whole number of at least 0, not -2"),
     (SamplingParams, "stop_ids", ("3",), "stop_ids: must be a whole number"),
+    (SamplingParams, "temperature", -0.1, "temperature: must be a finite number of at least 0, not -0.1"),
+    (SamplingParams, "temperature", 10**400, "temperature: must be a finite number of at least 0"),
+    (SamplingParams, "temperature", "warm", "temperature: must be"),
+    (SamplingParams, "top_k", 2.0, "top_k: must be a whole number of at least 0"),
+    (SamplingParams, "top_p", 0, "top_p: must be a finite number above 0 and at most 1, not 0"),
+    (SamplingParams, "min_p", 1.5, "min_p: must be a finite number of at least 0 and at most 1"),
+    (SamplingParams, "repetition_penalty", 0, "repetition_penalty: must be a finite number above 0, not 0"),
+    (SamplingParams, "presence_penalty", math.inf, "presence_penalty: must be a finite number"),
+    (SamplingParams, "frequency_penalty", None, "frequency_penalty: must be a finite number"),
+    (SamplingParams, "logit_bias", 5, "logit_bias: must map ids to what is added"),
+    (SamplingParams, "logit_bias", {"5": 1.0}, "logit_bias: must be a whole number"),
+    (SamplingParams, "logit_bias", {5: math.nan}, "logit_bias: must be a finite number"),
+    (SamplingParams, "seed", -1, "seed: must be a whole number of at least 0"),
+    (SamplingParams, "seed", 1 << 64, "seed: must have at most 64 bits"),
+    (MethodOptions, "draft_temperature", math.nan, "draft_temperature: must be a finite number of at least 0"),
+    (MethodOptions, "draft_top_k", 3, "draft_top_k: is for drafts that are drawn; give a draft temperature above 0"),
+    (MethodOptions, "draft_top_p", 0.5, "draft_top_p: is for drafts that are drawn"),
+    (MethodOptions, "draft_noise", "shared", "draft_noise: shared goes with the rule match alone"),
+    (MethodOptions, "draft_noise", "mine", "draft_noise: must be one of own, shared, not 'mine'"),
     (MethodOptions, "context", [], "context: must be a name, not []"),
     (MethodOptions, "accept", None, "accept: must be a name"),
     (MethodOptions, "drafter", ["lookup"], "drafter: must be a name"),
@@ -62,6 +81,12 @@ def test_wrong_values_are_named(kind: type[Any], name: str, value: Any, message:
 RIGHT: list[tuple[type[Any], str, Any]] = [
     (SamplingParams, "max_tokens", 0),
     (SamplingParams, "stop_ids", (0, 7)),
+    (SamplingParams, "temperature", 1e-300),
+    (SamplingParams, "top_p", 1e-9),
+    (SamplingParams, "min_p", 1),
+    (SamplingParams, "frequency_penalty", -2),
+    (SamplingParams, "seed", (1 << 64) - 1),
+    (MethodOptions, "draft_temperature", 2),
     (MethodOptions, "window", 1),
     (MethodOptions, "alpha", 1),
     (MethodOptions, "alpha", 1.5),
@@ -140,3 +165,17 @@ def test_errors_say_what_where_and_what_to_do(kind: type[FoldspecError], code: i
     assert str(error) == "here: went wrong; do that" and error.exit_code == code
     assert str(kind("went wrong")) == "went wrong" and isinstance(error, FoldspecError)
     assert (error.what, error.where, error.do) == ("went wrong", "here", "do that")
+
+
+def test_a_seed_is_kept_or_made_afresh_and_biases_are_kept_in_the_order_of_ids() -> None:
+    assert SamplingParams(seed=7).seeded().seed == 7
+    fresh = {SamplingParams().seeded().seed for _ in range(20)}
+    assert len(fresh) == 20 and all(isinstance(seed, int) and 0 <= seed < 1 << 53 for seed in fresh)
+    params = SamplingParams(logit_bias={9: 1.5, 2: -1})
+    assert params.logit_bias == ((2, -1), (9, 1.5)) and params == SamplingParams(logit_bias=params.logit_bias)
+
+
+def test_shared_noise_is_for_match_with_drafts_that_are_drawn() -> None:
+    assert MethodOptions(accept="match", draft_temperature=1, draft_noise="shared").draft_noise == "shared"
+    with pytest.raises(UsageError, match="draft_noise: is for drafts that are drawn"):
+        MethodOptions(accept="match", draft_noise="shared")

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from deciding import decide
 
 from foldspec.acceptance import RULES, make_rule
 from foldspec.context import METHODS, make_method
@@ -89,8 +90,8 @@ def test_the_exact_rule() -> None:
     wanted = [4, 7, 2, 9, 1, 3]  # rows of the first request (3 drafts), then of the second (1 draft)
     logits = torch.full((6, 10), -1.0)
     logits[range(6), wanted] = 1.0
-    first, second = make_rule("exact").decide(logits, [PointMass((4, 7, 5)), PointMass((1,))])
+    first, second = decide("exact", logits, [PointMass((4, 7, 5)), PointMass((1,))])
     assert first == Verdict(2, 2) and second == Verdict(1, 3)
-    assert make_rule("exact").decide(logits[:4], [PointMass((4, 7, 2))]) == [Verdict(3, 9)]
-    assert make_rule("exact").decide(logits[:2], [PointMass(()), PointMass(())]) == [Verdict(0, 4), Verdict(0, 7)]
-    assert make_rule("exact").decide(torch.zeros(1, 10), [PointMass(())]) == [Verdict(0, 0)]  # a tie: the lowest id
+    assert decide("exact", logits[:4], [PointMass((4, 7, 2))]) == [Verdict(3, 9)]
+    assert decide("exact", logits[:2], [PointMass(()), PointMass(())]) == [Verdict(0, 4), Verdict(0, 7)]
+    assert decide("exact", torch.zeros(1, 10), [PointMass(())]) == [Verdict(0, 0)]  # a tie: the lowest id
