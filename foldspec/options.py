@@ -29,6 +29,14 @@ def _whole(name: str, value: object, low: int, *, optional: bool = False) -> Non
         raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=name)
 
 
+def _stop_string(value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"must be text of at least one character, not {value!r}", where="stop")
+    # neither can stand in decoded text and mean what it says: U+FFFD is what decoders write for bytes that are none
+    if "\ufffd" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise UsageError(f"{value!r} is not valid Unicode text", where="stop", do="give it as UTF-8")
+
+
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"must be one of {', '.join(known)}, not {value!r}", where=name)
@@ -41,17 +49,31 @@ class SamplingParams:
     ``max_tokens``   tokens to generate at most; 0 gives an empty completion that finished by ``length``
     ``stop_ids``     ids that end the request, beside the ids that the checkpoint declares
     ``ignore_eos``   go on past the checkpoint's own stop ids (``stop_ids`` still count)
+    ``stop``         strings that end the text, which stops before the first of them to be complete
+    ``min_tokens``   tokens that come before any that may end the request by its id or by a stop string
+    ``logprobs``     keep each token's log-probability, and those of so many most likely ids; None: keep none
     """
 
     max_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0)
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         for token in self.stop_ids:
             _whole("stop_ids", token, 0)
+        strings: object = self.stop  # a string by itself is one, not its characters
+        object.__setattr__(self, "stop", (strings,) if isinstance(strings, str) else tuple(self.stop))
+        for string in self.stop:
+            _stop_string(string)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(f"is above max_tokens, which is {self.max_tokens}", where="min_tokens")
+        _whole("logprobs", self.logprobs, 0, optional=True)
 
 
 @dataclass(frozen=True)
