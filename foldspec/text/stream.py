@@ -75,8 +75,7 @@ class TextStream:
         """The same text made anew from all its ids, and finished. The first ``first`` complete no stop string."""
         new = TextStream(self._tokenizer, self._stops.strings)
         for at, token in enumerate(ids):
-            if new.stopped_by is None:
-                new.push((token,), at >= first)
+            new.push((token,), at >= first)
         new.finish()
         return new
 

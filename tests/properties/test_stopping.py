@@ -1,17 +1,13 @@
-"""Where a request ends: whatever blocks its tokens come in, ids, text and counters are cut as plainly defined.
-
-The definition decodes every prefix of the output from scratch. A stop string ends the output at the first prefix whose
-text (bytes at its end that are no character yet left out) has it beyond what the first ``min_tokens`` tokens show.
-"""
+"""Where a request ends: whatever blocks its tokens come in, ids, text and counters are cut as plainly defined."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stopping import End, defined
 from vocabularies import MAKERS, byte_ids, token_id, tokenizer
 
 from foldspec.options import SamplingParams
@@ -20,37 +16,6 @@ from foldspec.schedule.request import Request
 from foldspec.text.stops import StopStrings
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
-
-
-class End(NamedTuple):
-    ids: list[int]
-    text: str
-    reason: str
-    by: int | str | None
-
-
-def defined(
-    tok: Tokenizer, ids: Sequence[int], stop: Sequence[str], stop_ids: frozenset[int], first: int, limit: int
-) -> End | None:
-    """Where ``ids`` end by the definition; None where they go on."""
-    floor = len(tok.decode(ids[:first]).rstrip("\ufffd"))
-    for n in range(1, len(ids) + 1):
-        text = tok.decode(ids[:n])
-        known = text.rstrip("\ufffd")
-        ends = sorted(
-            (end, end - len(string), string)
-            for string in stop
-            for end in range(floor + 1, len(known) + 1)
-            if known[:end].endswith(string)
-        )
-        cut = text[: ends[0][1]] if n > first and ends else text
-        if n > first and ids[n - 1] in stop_ids:
-            return End(list(ids[:n]), cut, "stop", ids[n - 1])
-        if n > first and ends:
-            return End(list(ids[:n]), cut, "stop", ends[0][2])
-        if n >= limit:
-            return End(list(ids[:n]), cut, "length", None)
-    return None
 
 
 def check(
@@ -83,7 +48,7 @@ def check(
                 free.push([token])
             held = free.so_far.removeprefix(shown)
             assert shown + held == free.so_far
-            assert not held or any(string.startswith(held) for string in stop), "held back without need"
+            assert not held or any(s.startswith(held) and s != held for s in stop), "held back without need"
     wanted = defined(tok, ids, stop, stop_ids, first, limit)
     if wanted is None:
         assert not request.done and request.stopped_by is None
@@ -187,6 +152,8 @@ def test_bytes_that_go_wrong_after_a_stop_string_was_begun() -> None:
     assert check(tok, bad, [1], ["\n\n"]).text == "\ufffd\ufffdé"
     assert check(tok, bad, [1], ["\n"]) == End(bad[:1], "", "stop", "\n")
     assert check(tok, bad, [1], ["\n"], first=1).text == "\ufffd\ufffdé"
+    euro = byte_ids(tok, "€".encode())  # two bytes look like two U+FFFD, three are one character
+    assert check(tok, euro, [1], ["€"], first=2) == End(euro, "", "stop", "€")
 
 
 def test_what_is_held_back_comes_out_when_the_request_ends_otherwise() -> None:

@@ -18,6 +18,15 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", True, "max_tokens: must be a whole number"),
     (SamplingParams, "stop_ids", (3, -2), "stop_ids: must be a whole number of at least 0, not -2"),
     (SamplingParams, "stop_ids", ("3",), "stop_ids: must be a whole number"),
+    (SamplingParams, "stop", ("END", ""), "stop: must be text of at least one character, not ''"),
+    (SamplingParams, "stop", "", "stop: must be text"),
+    (SamplingParams, "stop", (3,), "stop: must be text"),
+    (SamplingParams, "stop", ("a\ufffd",), "stop: 'a\ufffd' is not valid Unicode text"),
+    (SamplingParams, "stop", ("\ud83d",), "stop: "),
+    (SamplingParams, "min_tokens", -1, "min_tokens: must be a whole number of at least 0, not -1"),
+    (SamplingParams, "min_tokens", 257, "min_tokens: is above max_tokens, which is 256"),
+    (SamplingParams, "logprobs", -1, "logprobs: must be a whole number of at least 0, not -1"),
+    (SamplingParams, "logprobs", True, "logprobs: must be a whole number"),
     (MethodOptions, "context", [], "context: must be a name, not []"),
     (MethodOptions, "accept", None, "accept: must be a name"),
     (MethodOptions, "drafter", ["lookup"], "drafter: must be a name"),
@@ -62,6 +71,10 @@ def test_wrong_values_are_named(kind: type[Any], name: str, value: Any, message:
 RIGHT: list[tuple[type[Any], str, Any]] = [
     (SamplingParams, "max_tokens", 0),
     (SamplingParams, "stop_ids", (0, 7)),
+    (SamplingParams, "stop", ("a", "\n\n", "👩‍👩‍👧‍👦")),
+    (SamplingParams, "min_tokens", 256),
+    (SamplingParams, "logprobs", 0),
+    (SamplingParams, "logprobs", None),
     (MethodOptions, "window", 1),
     (MethodOptions, "alpha", 1),
     (MethodOptions, "alpha", 1.5),
@@ -102,6 +115,8 @@ def test_the_defaults_are_the_ones_that_are_documented() -> None:
 
 def test_plain_values_become_what_the_engine_keeps() -> None:
     assert SamplingParams(stop_ids=[5, 6]).stop_ids == (5, 6)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
     assert EngineOptions(cache_dir="somewhere").cache_dir == Path("somewhere")  # type: ignore[arg-type]
 
 
