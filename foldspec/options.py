@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,12 @@ def _whole(name: str, value: object, low: int, *, optional: bool = False) -> Non
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=name)
+
+
+def _several(name: str, value: object) -> tuple[object, ...]:
+    if isinstance(value, Iterable):  # a string by itself is one, not its characters
+        return (value,) if isinstance(value, str) else tuple(value)
+    raise UsageError(f"must be a list or a tuple, not {value!r}", where=name)
 
 
 def _stop_string(value: object) -> None:
@@ -63,11 +69,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0)
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "stop_ids", _several("stop_ids", self.stop_ids))
         for token in self.stop_ids:
             _whole("stop_ids", token, 0)
-        strings: object = self.stop  # a string by itself is one, not its characters
-        object.__setattr__(self, "stop", (strings,) if isinstance(strings, str) else tuple(self.stop))
+        object.__setattr__(self, "stop", _several("stop", self.stop))
         for string in self.stop:
             _stop_string(string)
         _whole("min_tokens", self.min_tokens, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import tokenizers
-from cli.command import PAIR, copied, pair_words
+from cli.command import PAIR, copied
 from stopping import defined
 
 from foldspec import Completion, Engine, SamplingParams
@@ -39,8 +39,8 @@ def byte_text(pair: Path) -> Path:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     pair = byte_text(copied(tmp_path_factory.mktemp("bytes")))
-    sides = dict(zip(("target", "drafter"), pair_words(pair)[1::2], strict=True))
-    with Engine.load(**sides, window=24, page_size=16, max_context=256) as engine:
+    target, drafter = str(pair / "target"), str(pair / "drafter")
+    with Engine.load(target=target, drafter=drafter, window=24, page_size=16, max_context=256) as engine:
         yield engine
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import tiny
-from cli.command import EOS, PAIR, Result, copied, generate, pair_words, swap_ids, with_text, word
+from cli.command import EOS, PAIR, Result, copied, generate, swap_ids, with_text, word
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stopping import defined
 
 from foldspec import Engine, SamplingParams
+from foldspec.errors import UsageError
 
 GOLDEN = tiny.golden_cases("a_llama_zlab")["len0072"]
 PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decoding, 32 ids
@@ -70,8 +71,7 @@ def test_the_streamed_pieces_join_to_the_text(words: Path) -> None:
     out = generate(*SMALL, "--ignore-eos", "--quiet", "--stop", string, pair=words)
     wanted = text_of(32).partition(string)[0]
     assert out == Result(0, wanted + ("" if wanted.endswith("\n") else "\n"), "")
-    sides = dict(zip(("target", "drafter"), pair_words(words)[1::2], strict=True))
-    with Engine.load(**sides, window=24) as engine:
+    with Engine.load(target=str(words / "target"), drafter=str(words / "drafter"), window=24) as engine:
         stream, texts = engine.stream(PROMPT, SamplingParams(max_tokens=32, ignore_eos=True, stop=(string,))), []
         for piece in stream:
             texts.append(piece.text)
@@ -133,9 +133,24 @@ def test_logprobs_are_reported_as_raw(words: Path) -> None:
 
 @pytest.fixture(scope="module")
 def engine(words: Path) -> Any:
-    sides = dict(zip(("target", "drafter"), pair_words(words)[1::2], strict=True))
-    with Engine.load(**sides, window=24) as engine:
+    with Engine.load(target=str(words / "target"), drafter=str(words / "drafter"), window=24) as engine:
         yield engine
+
+
+def test_what_is_refused_leaves_the_engine_as_it_was(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    pages = engine.resources.cache.tables.allocator.free_pages
+    for prompt, wrong in (
+        ("", params),
+        ([5] * 2049, params),
+        ([512], params),
+        ("w5", SamplingParams(stop_ids=(512,))),
+        ("w5", SamplingParams(logprobs=513)),
+    ):
+        with pytest.raises(UsageError):
+            engine.generate(prompt, wrong)
+        assert engine.generate(PROMPT, params).token_ids == tuple(ANSWER[:8])
+    assert engine.resources.cache.tables.allocator.free_pages == pages
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
