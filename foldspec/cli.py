@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument("--thinking", choices=("on", "off"), help="the template's thinking switch")
     ends = generate.add_argument_group("where it ends")
     ends.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    ends.add_argument("--stop", action="append", default=[], metavar="STR", help="end before this text; repeatable")
     ends.add_argument("--stop-ids", metavar="IDS", help="more ids that end the request")
     ends.add_argument("--ignore-eos", action="store_true", help="go on past the checkpoint's own stop ids")
     add_sampling(generate)
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     output = generate.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
     output.add_argument("--trace", action="store_true", help="with --json: every round")
+    output.add_argument("--logprobs", type=int, metavar="N", help="with --json: of each token and the N likeliest ids")
     output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
     check = commands.add_parser("check", help="what runs here, and whether a pair fits together", allow_abbrev=False)
@@ -163,13 +165,17 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
 
 def _generate(options: argparse.Namespace) -> int:
     # everything that can be wrong without a model is said before one is loaded
-    if options.trace and not options.json:
-        raise UsageError("needs --json", where="--trace")
+    for name in ("trace", "logprobs"):
+        value = getattr(options, name)
+        if value is not None and value is not False and not options.json:
+            raise UsageError("needs --json", where=f"--{name}")
     params = SamplingParams(
         max_tokens=options.max_tokens,
         stop_ids=_ids(options.stop_ids, "--stop-ids") if options.stop_ids is not None else (),
         ignore_eos=options.ignore_eos,
         **sampling_options(options),
+        stop=tuple(options.stop),
+        logprobs=options.logprobs,
     )
     method, prompt = _method(options), _prompt(options)
     with ctrl_c_waits():
@@ -276,6 +282,8 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "token_ids": done.token_ids,
         "text": done.text,
         "finish_reason": done.finish_reason,
+        "stopped_by": done.stopped_by,
+        "usage": {"prompt_tokens": len(done.prompt_ids), "completion_tokens": len(done.token_ids)},
         "tau": done.tau,
         "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
         "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
@@ -283,6 +291,8 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "settings": engine.settings(),
         "env": engine.env(),
     }
+    if done.logprobs is not None:  # "raw": of the target's logits, before temperature, filters, penalties and bias
+        report["logprobs"] = {"of": "raw", "tokens": [vars(each) for each in done.logprobs]}
     if trace:
         report["rounds"] = [vars(r) for r in done.rounds]
     return report

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias, cast, overload
 from foldspec.acceptance import make_rule
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
-from foldspec.errors import ResourceError, UsageError
+from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
+from foldspec.logprobs import logprobs_of
 from foldspec.noise import Noise
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece
@@ -189,6 +190,14 @@ class Engine:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocabulary:
                 raise UsageError(f"{i!r} is not one of the target's {vocabulary} ids", where=where)
 
+    def _check_params(self, params: SamplingParams) -> None:
+        self._check_ids(params.stop_ids, "stop_ids")
+        if params.stop and self.tokenizer is None:
+            folder = str(self._resources.found.target.folder)
+            raise UsageError("stop strings need a tokenizer.json, which is not there", where=folder, do="use stop ids")
+        if params.logprobs is not None and params.logprobs > self.vocabulary:
+            raise UsageError(f"the target has {self.vocabulary} ids, not {params.logprobs}", where="logprobs")
+
     def prefill(self, prompt: Prompt) -> Prefix:
         """Run a prompt once and keep it: any engine over the same weights generates from it.
 
@@ -218,16 +227,18 @@ class Engine:
         else:
             ids = self.encode(prompt)
             resources.check_room(ids)
-        self._check_ids(params.stop_ids, "stop_ids")
+        self._check_params(params)
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else resources.found.stop_ids)
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()
         noise = Noise(cast(int, params.seed))
-        return Generation(self, Request(resources.new_id(), ids, limit, stops, params=params, noise=noise), prefix)
+        text = TextStream(self.tokenizer, params.stop)
+        request = Request(resources.new_id(), ids, limit, stops, params, noise, text)
+        return Generation(self, request, prefix)
 
-    def _run(self, request: Request, prefix: Prefix | None, completion: Completion) -> Iterator[tuple[int, ...]]:
-        """Committed ids, commit by commit. The clock stands still outside, so that a slow reader costs no speed."""
+    def _run(self, request: Request, prefix: Prefix | None, completion: Completion) -> Iterator[None]:
+        """The request, commit by commit. The clock stands still outside, so that a slow reader costs no speed."""
         resources = self._resources
         if request.limit == 0:
             request.finish_reason = "length"
@@ -238,15 +249,16 @@ class Engine:
                 logits = resources.run_prompt(request.id, request.prompt, self._drafter)
             else:
                 logits, clock = prefix.logits, clock + prefix.seconds  # as if the prompt had just been run
-            committed = request.commit([self._rule.first(logits, request, request.noise)])
+            first = self._rule.first(logits, request, request.noise)
+            request.commit([first], logprobs_of(logits, [first], request.params.logprobs))
             completion.first_time = completion.last_time = clock + time.perf_counter()
             while True:
                 clock += time.perf_counter()
-                yield committed
+                yield
                 clock -= time.perf_counter()
                 if request.done:
                     return
-                committed = self._rounds.round([request])[0].committed
+                self._rounds.round([request])
                 completion.last_time = clock + time.perf_counter()
 
     def settings(self) -> dict[str, Any]:
@@ -305,22 +317,30 @@ class Generation(Iterator[Piece]):
 
     def __init__(self, engine: Engine, request: Request, prefix: Prefix | None) -> None:
         self.completion = Completion(prompt_ids=request.prompt, rounds=request.rounds, seed=request.params.seed)
+        if request.params.logprobs is not None:
+            self.completion.logprobs = request.logprobs
         self._request = request
-        self._tokenizer, self._text = engine.tokenizer, TextStream(engine.tokenizer)
         self._runs = engine._run(request, prefix, self.completion)
 
     def __next__(self) -> Piece:
-        done, request = self.completion, self._request
         try:
-            committed = next(self._runs)
+            next(self._runs)
         except StopIteration:
-            done.finish_reason = request.finish_reason
+            self._deliver()  # a request without a token ends without a piece
             raise
-        text = self._text.push(committed)
-        if request.done:
-            text += self._text.finish()
-        done.token_ids, done.text, done.finish_reason = tuple(request.output), done.text + text, request.finish_reason
-        return Piece(text, committed)
+        except FoldspecError as error:
+            self._request.fail(error)
+            self._deliver()
+            raise
+        return self._deliver()
+
+    def _deliver(self) -> Piece:
+        """Bring the completion up to what the request has; the difference."""
+        done, request = self.completion, self._request
+        piece = Piece(request.text.so_far[len(done.text) :], tuple(request.output[len(done.token_ids) :]))
+        done.token_ids, done.text = tuple(request.output), request.text.so_far
+        done.finish_reason, done.stopped_by = request.finish_reason, request.stopped_by
+        return piece
 
     def finish(self) -> Completion:
         """Generate what is left and return the completion."""
@@ -331,12 +351,8 @@ class Generation(Iterator[Piece]):
     def close(self) -> None:
         """Cancel the request, unless it has ended."""
         self._runs.close()  # type: ignore[attr-defined]
-        done, request = self.completion, self._request
-        if not request.done:
-            request.finish_reason = "cancelled"
-        done.token_ids, done.finish_reason = tuple(request.output), request.finish_reason
-        if self._tokenizer is not None:  # an interrupt may come between a commit and its text, so that is made anew
-            done.text = self._tokenizer.decode(request.output)
+        self._request.cancel()
+        self._deliver()
 
 
 def _are_messages(prompt: Any) -> bool:

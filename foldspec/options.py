@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,20 @@ def _real(name: str, value: object, low: float, high: float, *, above: bool = Fa
         raise UsageError(f"must be a finite number {least}{most}, not {value!r}", where=name)
 
 
+def _several(name: str, value: object) -> tuple[object, ...]:
+    if isinstance(value, Iterable):  # a string by itself is one, not its characters
+        return (value,) if isinstance(value, str) else tuple(value)
+    raise UsageError(f"must be a list or a tuple, not {value!r}", where=name)
+
+
+def _stop_string(value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"must be text of at least one character, not {value!r}", where="stop")
+    # neither can stand in decoded text and mean what it says: U+FFFD is what decoders write for bytes that are none
+    if "\ufffd" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise UsageError(f"{value!r} is not valid Unicode text", where="stop", do="give it as UTF-8")
+
+
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"must be one of {', '.join(known)}, not {value!r}", where=name)
@@ -62,6 +76,9 @@ class SamplingParams:
     ``max_tokens``   tokens to generate at most; 0 gives an empty completion that finished by ``length``
     ``stop_ids``     ids that end the request, beside the ids that the checkpoint declares
     ``ignore_eos``   go on past the checkpoint's own stop ids (``stop_ids`` still count)
+    ``stop``         strings that end the text, which stops before the first of them to be complete
+    ``min_tokens``   tokens that come before any that may end the request by its id (barred by then) or by a stop string
+    ``logprobs``     keep each token's log-probability, and those of so many most likely ids; None: keep none
     ``temperature``  divides the logits; 0 is greedy decoding (argmax; ties go to the lowest id)
     ``top_k``        keep so many of the likeliest ids; 0 keeps all
     ``top_p``        keep the fewest likeliest ids that have this mass together; 1 keeps all
@@ -77,7 +94,9 @@ class SamplingParams:
     max_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
     min_tokens: int = 0
+    logprobs: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -90,10 +109,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0)
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "stop_ids", _several("stop_ids", self.stop_ids))
         for token in self.stop_ids:
             _whole("stop_ids", token, 0)
+        object.__setattr__(self, "stop", _several("stop", self.stop))
+        for string in self.stop:
+            _stop_string(string)
         _whole("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(f"is above max_tokens, which is {self.max_tokens}", where="min_tokens")
+        _whole("logprobs", self.logprobs, 0, optional=True)
         _real("temperature", self.temperature, 0, math.inf)
         _whole("top_k", self.top_k, 0)
         _real("top_p", self.top_p, 0, 1, above=True)

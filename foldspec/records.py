@@ -10,7 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["Completion", "DrafterFacts", "Piece", "PointMass", "Proposal", "Round", "Sampled", "Verdict"]
+__all__ = [
+    "Completion",
+    "DrafterFacts",
+    "Piece",
+    "PointMass",
+    "Proposal",
+    "Round",
+    "Sampled",
+    "TokenLogprobs",
+    "Verdict",
+]
 
 L = TypeVar("L")  # a law: ``foldspec.laws.Law``, which brings torch
 
@@ -95,8 +105,23 @@ class Round:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """What the target's raw logits say of one committed token: natural logarithms of their softmax, before temperature,
+    filters, penalties and bias.
+
+    ``top`` holds the most likely (id, logprob), falling, of equal ones the lowest id first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Piece:
-    """What one commit adds to a stream: text that is settled (may be empty) and the new token ids."""
+    """What one commit adds to a stream: text that is settled (may be empty) and the new token ids.
+
+    Text that may still become a stop string waits for a later piece.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -108,6 +133,9 @@ class Completion:
 
     ``token_ids`` starts with the token that prefill produced, which belongs to no round.
     ``seed``: that of its noise, given or fresh; greedy decoding has no use for it.
+    ``finish_reason``: ``stop``, ``length``, ``error`` or ``cancelled``; ``stopped_by`` is the id or the string that
+    made it stop. The text ends before a stop string, ids end with the token that completed it.
+    ``logprobs``: one a token of ``token_ids``; None where they were not asked for.
     ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
     """
 
@@ -115,7 +143,9 @@ class Completion:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     finish_reason: str = ""
+    stopped_by: int | str | None = None
     rounds: list[Round] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
     first_time: float | None = None
     last_time: float | None = None
     seed: int | None = None

@@ -1,20 +1,23 @@
-"""One request: its ids, where it ends, and the one place that cuts a verified run."""
+"""One request: its ids and text, where it ends, and the one place that cuts a verified run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from foldspec.errors import FoldspecError
 from foldspec.noise import Noise
 from foldspec.options import SamplingParams
-from foldspec.records import Round
+from foldspec.records import Round, TokenLogprobs
+from foldspec.text.stream import TextStream
 
 __all__ = ["Request"]
 
 
 @dataclass
 class Request:
-    """``limit`` is the number of output tokens at which the request ends; ``stop_ids`` end it earlier.
+    """``limit`` is the number of output tokens at which the request ends; ``stop_ids`` end it earlier, and so do the
+    stop strings that ``text`` looks for. ``stopped_by`` is the id or the string that did.
 
     ``output`` begins with the token that prefill produced. Its last token is the anchor: committed, in no cache yet.
     """
@@ -25,9 +28,13 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     params: SamplingParams = field(default_factory=SamplingParams)
     noise: Noise = field(default_factory=lambda: Noise(0))
+    text: TextStream = field(default_factory=lambda: TextStream(None))
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     finish_reason: str = ""
+    stopped_by: int | str | None = None
+    error: FoldspecError | None = None
 
     @property
     def done(self) -> bool:
@@ -43,19 +50,45 @@ class Request:
         """Drafts that can be of use: the target's own token always takes one place of what is left."""
         return self.limit - len(self.output) - 1
 
-    def commit(self, run: Sequence[int]) -> tuple[int, ...]:
+    def commit(self, run: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> tuple[int, ...]:
         """Take over a verified run, token by token, up to the first that ends the request; return what was taken.
 
-        A stop id beats the limit where both fall on one token. What follows is dropped for good.
+        A token is looked at as a stop id, then as the end of a stop string, then against the limit: the first that
+        holds is the reason, and what follows the token is dropped for good. Neither kind of stop counts among the first
+        ``min_tokens``. ``logprobs`` has an entry a token, or none at all.
         """
         kept: list[int] = []
-        for token in run:
-            kept.append(token)
+        for i, token in enumerate(run):
+            self.logprobs += logprobs[i : i + 1]
             self.output.append(token)
-            if token in self.stop_ids:
-                self.finish_reason = "stop"
+            kept.append(token)
+            may_stop = len(self.output) > self.params.min_tokens
+            self.text.push((token,), may_stop)
+            if may_stop and token in self.stop_ids:
+                self.finish_reason, self.stopped_by = "stop", token
+            elif self.text.stopped_by is not None:
+                self.finish_reason, self.stopped_by = "stop", self.text.stopped_by
             elif len(self.output) >= self.limit:
                 self.finish_reason = "length"
             if self.done:
+                self.text.finish()
                 break
         return tuple(kept)
+
+    def cancel(self) -> None:
+        """End the request here, unless it has ended, and bring its records in line.
+
+        An interrupt may have come anywhere: tokens whose round was not recorded were never delivered and are dropped,
+        and the text is made anew from those that are left.
+        """
+        recorded = 1 + sum(len(r.committed) for r in self.rounds)
+        if not self.done or len(self.output) > recorded:
+            self.finish_reason, self.stopped_by = "cancelled", None
+        del self.output[recorded:]
+        del self.logprobs[len(self.output) :]
+        self.text = self.text.remade(self.output, self.params.min_tokens)
+
+    def fail(self, error: FoldspecError) -> None:
+        """End the request because of an error, which is its own and no other request's."""
+        self.cancel()
+        self.finish_reason, self.error = "error", error

@@ -13,6 +13,7 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
+from foldspec.logprobs import logprobs_of
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.records import Round
 from foldspec.sampling import target_laws
@@ -71,9 +72,10 @@ class Rounds:
         self.mark("accept")
 
         rounds = []
-        for request, proposal, verdict in zip(requests, proposals, verdicts, strict=True):
+        for request, own, proposal, verdict in zip(requests, rows, proposals, verdicts, strict=True):
             position = request.anchor_pos
-            committed = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
+            run = (*proposal.tokens[: verdict.accepted], verdict.next_token)
+            committed = request.commit(run, logprobs_of(output.logits[own[2]], run, request.params.logprobs))
             rounds.append(Round(position, proposal.tokens, verdict.accepted, committed))
             request.rounds.append(rounds[-1])
         self._keep(requests, rows, tokens, output.taps)

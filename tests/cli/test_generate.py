@@ -34,8 +34,8 @@ GOLDEN = tiny.golden_cases("a_llama_zlab")["len0072"]
 PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decoding, 32 ids
 IDS = ",".join(map(str, PROMPT))
 SMALL = ["--window", 24, "--prompt-ids", IDS]
-KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "tau", "tpot_ms", "ttft_ms", "lossless"]
-KEYS += ["settings", "env"]
+KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "stopped_by", "usage"]
+KEYS += ["tau", "tpot_ms", "ttft_ms", "lossless", "settings", "env"]
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def report(*arguments: object, pair: Path = PAIR, code: int = 0) -> dict[str, An
     done = generate(*arguments, "--json", "--trace", "--quiet", pair=pair)
     assert done.code == code and done.err == "" and done.out.count("\n") == 1, done
     rounds = done.json["rounds"]
+    usage = {"prompt_tokens": len(done.json["prompt_ids"]), "completion_tokens": len(done.json["token_ids"])}
+    assert done.json["usage"] == usage and (done.json["stopped_by"] is None) == (done.json["finish_reason"] != "stop")
     committed = [token for r in rounds for token in r["committed"]]
     assert committed == done.json["token_ids"][1:]
     assert done.json["tau"] == (pytest.approx(len(committed) / len(rounds)) if rounds else None)
@@ -144,7 +146,7 @@ def test_the_second_of_two_declared_stop_ids(tmp_path: Path) -> None:
     first = next(i for i in range(8, 32) if ANSWER[i] not in ANSWER[:i] and ANSWER[i] not in PROMPT)
     pair = swap_ids(copied(tmp_path / "pair"), ANSWER[first], 3)  # generation_config.json declares 2 and 3
     done = report(*SMALL, pair=pair)
-    assert done["token_ids"] == [*ANSWER[:first], 3] and done["finish_reason"] == "stop"
+    assert done["token_ids"] == [*ANSWER[:first], 3] and (done["finish_reason"], done["stopped_by"]) == ("stop", 3)
     on = report(*SMALL, "--ignore-eos", "--max-tokens", 32, pair=pair)
     assert len(on["token_ids"]) == 32 and on["token_ids"][: first + 1] == done["token_ids"]
     again = report(*SMALL, "--ignore-eos", "--stop-ids", "3", pair=pair)

@@ -79,6 +79,13 @@ EARLY: dict[str, tuple[str, ...]] = {
     "--stop-ids x": ("--stop-ids", "cannot read x"),
     "--stop-ids -1": ("stop_ids", "at least 0"),
     "--stop-ids 1,,--2": ("--stop-ids", "whole numbers"),
+    "--stop": ("--stop", "expected one argument"),
+    "--min-tokens -1": ("min_tokens", "at least 0"),
+    "--min-tokens 257": ("min_tokens", "above max_tokens, which is 256"),
+    "--min-tokens few": ("--min-tokens", "few"),
+    "--logprobs 0": ("--logprobs", "needs --json"),
+    "--logprobs -1 --json": ("logprobs", "at least 0"),
+    "--logprobs all --json": ("--logprobs", "all"),
     "--maximum 5": ("--maximum", "foldspec"),
     "--max-token 5": ("--max-token",),  # abbreviations are a trap for scripts
     "-p two": ("exactly one of",),
@@ -111,6 +118,8 @@ LATE: dict[str, tuple[str, ...]] = {
     "--page-size 48": ("page_size", "power of two, not 48"),
     "--logit-bias 512=1": ("logit_bias", "512 is not one of the target's 512 ids"),
     "--drafter lookup --draft-temperature 1": ("draft_temperature", "lookup has no law to draw from"),
+    "--stop END": ("stop strings need a tokenizer.json", "use stop ids"),
+    "--logprobs 513 --json": ("logprobs", "the target has 512 ids, not 513"),
     "--stop-ids 512": ("stop_ids", "512 is not one of the target's 512 ids"),
 }
 PROMPTS: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -143,7 +152,7 @@ def test_wrong_options(words: str) -> None:
 
 @pytest.mark.parametrize("words", LATE)
 def test_options_that_the_engine_refuses(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not words.startswith(("--stop-ids", "--logit-bias")):
+    if not words.startswith(("--stop", "--logprobs", "--logit-bias")):
         monkeypatch.setattr("foldspec.engine.load_pair", None)  # before any weight is read
     refused(generate(*IDS, *words.split()), 2, *LATE[words])
 
@@ -152,6 +161,11 @@ def test_options_that_the_engine_refuses(words: str, monkeypatch: pytest.MonkeyP
 def test_wrong_prompts(words: tuple[str, ...]) -> None:
     line = refused(generate(*words), 2, *PROMPTS[words])
     assert len(line) < 500
+
+
+@pytest.mark.parametrize("text", ["", "\ufffd", "a\udcffb"])
+def test_stop_strings_that_can_never_be_met(text: str) -> None:
+    refused(main("generate", *pair_words(), *IDS, "--stop", "END", "--stop", text), 2, "stop: ")
 
 
 def test_prompts_that_are_no_text(tmp_path: Path) -> None:

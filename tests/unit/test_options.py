@@ -37,6 +37,18 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (MethodOptions, "draft_top_p", 0.5, "draft_top_p: is for drafts that are drawn"),
     (MethodOptions, "draft_noise", "shared", "draft_noise: shared goes with the rule match alone"),
     (MethodOptions, "draft_noise", "mine", "draft_noise: must be one of own, shared, not 'mine'"),
+    (SamplingParams, "stop", ("END", ""), "stop: must be text of at least one character, not ''"),
+    (SamplingParams, "stop", "", "stop: must be text"),
+    (SamplingParams, "stop", (3,), "stop: must be text"),
+    (SamplingParams, "stop", None, "stop: must be a list or a tuple, not None"),
+    (SamplingParams, "stop_ids", 3, "stop_ids: must be a list or a tuple, not 3"),
+    (SamplingParams, "stop_ids", "3", "stop_ids: must be a whole number"),
+    (SamplingParams, "stop", ("a\ufffd",), "stop: 'a\ufffd' is not valid Unicode text"),
+    (SamplingParams, "stop", ("\ud83d",), "stop: "),
+    (SamplingParams, "min_tokens", -1, "min_tokens: must be a whole number of at least 0, not -1"),
+    (SamplingParams, "min_tokens", 257, "min_tokens: is above max_tokens, which is 256"),
+    (SamplingParams, "logprobs", -1, "logprobs: must be a whole number of at least 0, not -1"),
+    (SamplingParams, "logprobs", True, "logprobs: must be a whole number"),
     (MethodOptions, "context", [], "context: must be a name, not []"),
     (MethodOptions, "accept", None, "accept: must be a name"),
     (MethodOptions, "drafter", ["lookup"], "drafter: must be a name"),
@@ -87,6 +99,10 @@ RIGHT: list[tuple[type[Any], str, Any]] = [
     (SamplingParams, "frequency_penalty", -2),
     (SamplingParams, "seed", (1 << 64) - 1),
     (MethodOptions, "draft_temperature", 2),
+    (SamplingParams, "stop", ("a", "\n\n", "👩‍👩‍👧‍👦")),
+    (SamplingParams, "min_tokens", 256),
+    (SamplingParams, "logprobs", 0),
+    (SamplingParams, "logprobs", None),
     (MethodOptions, "window", 1),
     (MethodOptions, "alpha", 1),
     (MethodOptions, "alpha", 1.5),
@@ -127,6 +143,8 @@ def test_the_defaults_are_the_ones_that_are_documented() -> None:
 
 def test_plain_values_become_what_the_engine_keeps() -> None:
     assert SamplingParams(stop_ids=[5, 6]).stop_ids == (5, 6)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
     assert EngineOptions(cache_dir="somewhere").cache_dir == Path("somewhere")  # type: ignore[arg-type]
 
 

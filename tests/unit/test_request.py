@@ -10,23 +10,21 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foldspec.options import SamplingParams
 from foldspec.schedule.request import Request
 
-CASES: list[dict[str, Any]] = [
-    case
-    for case in json.loads((tiny.GOLDEN / "golden_methods.json").read_text())["stopping"]
-    if case["min_new"] == 0  # a minimum length is not built yet
-]
+CASES: list[dict[str, Any]] = json.loads((tiny.GOLDEN / "golden_methods.json").read_text())["stopping"]
 
 
 def test_the_golden_cases_are_there() -> None:
-    assert len(CASES) == 6 and {case["finish"] for case in CASES} == {"stop", "length", None}
+    assert len(CASES) == 7 and {case["finish"] for case in CASES} == {"stop", "length", None}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['verified_run']} of {c['max_new']} -> {c['finish']}")
 def test_golden_cuts(case: dict[str, Any]) -> None:
     stops = frozenset() if case["ignore_eos"] else frozenset(case["eos"])
-    request = Request(0, (5, 6), case["max_new"], stops, output=list(case["already"]))
+    params = SamplingParams(max_tokens=case["max_new"], min_tokens=case["min_new"])
+    request = Request(0, (5, 6), case["max_new"], stops, params, output=list(case["already"]))
     assert list(request.commit(case["verified_run"])) == case["emitted"]
     assert request.output == case["already"] + case["emitted"]
     assert request.finish_reason == (case["finish"] or "") and request.done == bool(case["finish"])

@@ -1,0 +1,201 @@
+"""Where a request ends: whatever blocks its tokens come in, ids, text and counters are cut as plainly defined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from stopping import End, defined
+from vocabularies import MAKERS, byte_ids, token_id, tokenizer
+
+from foldspec.options import SamplingParams
+from foldspec.records import Round, TokenLogprobs
+from foldspec.schedule.request import Request
+from foldspec.text.stops import StopStrings
+from foldspec.text.stream import TextStream
+from foldspec.text.tokenizer import Tokenizer
+
+
+def check(
+    tok: Tokenizer,
+    ids: Sequence[int],
+    sizes: Sequence[int],
+    stop: Sequence[str] = (),
+    stop_ids: frozenset[int] = frozenset(),
+    first: int = 0,
+    limit: int = 10**6,
+) -> End:
+    """Commit ``ids`` as a round loop would, in blocks of ``sizes`` (round and round), and compare with the definition.
+    Output that goes on is cancelled. Returns how it ended."""
+    params = SamplingParams(max_tokens=10**6, stop=tuple(stop), min_tokens=first, logprobs=0)
+    request = Request(0, (7,), limit, stop_ids, params, TextStream(tok, params.stop))
+    free, shown, pieces = TextStream(tok), "", 0  # the same text without stop strings
+    at = 0
+    while at < len(ids) and not request.done:
+        block = ids[at : at + (sizes[pieces % len(sizes)] if at else 1)]
+        position = request.anchor_pos
+        committed = request.commit(block, [TokenLogprobs(-float(at + i), ()) for i in range(len(block))])
+        assert committed == tuple(block[: len(committed)]) and committed
+        if at:
+            request.rounds.append(Round(position, tuple(block), len(block) - 1, committed))
+        at, pieces = at + len(block), pieces + 1
+        assert request.text.so_far.startswith(shown), "text that was out was taken back"
+        shown = request.text.so_far
+        if not request.done:
+            for token in block:
+                free.push([token])
+            held = free.so_far.removeprefix(shown)
+            assert shown + held == free.so_far
+            assert not held or any(s.startswith(held) and s != held for s in stop), "held back without need"
+    wanted = defined(tok, ids, stop, stop_ids, first, limit)
+    if wanted is None:
+        assert not request.done and request.stopped_by is None
+        request.cancel()
+        assert request.finish_reason == "cancelled" and request.output == list(ids)
+        wanted = End(list(ids), tok.decode(ids), "cancelled", None)
+    end = End(request.output, request.text.so_far, request.finish_reason, request.stopped_by)
+    assert end == wanted and request.text.so_far.startswith(shown)
+    assert [entry.logprob for entry in request.logprobs] == [-float(i) for i in range(len(request.output))]
+    assert sum(len(r.committed) for r in request.rounds) == max(0, len(request.output) - 1)
+    again = Request(1, (7,), limit, stop_ids, params, TextStream(tok, params.stop), output=list(request.output))
+    assert again.text.remade(request.output, first).so_far == request.text.so_far
+    return end
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_any_tokens_in_any_blocks(name: str, data: st.DataObject) -> None:
+    """Few different ids, so that texts repeat; stop strings out of the text, and some that only begin like it."""
+    tok = tokenizer(name)
+    known = st.integers(0, tok.vocab_size + 1)
+    if name in ("byte-level", "llama-2", "gemma"):
+        some = byte_ids(tok, data.draw(st.sampled_from(["€", "日本", "é€", "👍", "aé", "\n\n", "<|e|>"])).encode())
+    else:
+        some = []
+    pool = some + data.draw(st.lists(known, min_size=1, max_size=4))
+    ids = data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=30))
+    text = tok.decode(ids)
+    cuts = st.tuples(st.integers(0, len(text)), st.integers(1, 6), st.sampled_from(["", "", "a", "€", " "]))
+    out = [text[a : a + n] + tail for a, n, tail in data.draw(st.lists(cuts, max_size=3))]
+    stop = [string for string in out if string and "\ufffd" not in string]
+    end = check(
+        tok,
+        ids,
+        data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)),
+        stop,
+        data.draw(st.frozensets(st.sampled_from([*pool, 10**5]), max_size=1)),
+        data.draw(st.sampled_from([0, 0, 0, 1, 2, 5, 12])),
+        data.draw(st.sampled_from([10**6, 1, 3, 8, 20])),
+    )
+    assert end.reason
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text("ab", max_size=24),
+    stop=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+)
+@example(text="aabaab", stop=["abaab", "ba"], sizes=[1])
+@example(text="aab", stop=["b", "ab", "aab"], sizes=[3])
+@example(text="aaab", stop=["aab"], sizes=[2])
+def test_overlapping_stop_strings(text: str, stop: list[str], sizes: list[int]) -> None:
+    """The first to end wins; of those that end on one character the longest. Pieces have no say, nor has the order."""
+    found = [(end, -len(s)) for end in range(1, len(text) + 1) for s in stop if text[:end].endswith(s)]
+    wanted = text if not found else text[: min(found)[0] + min(found)[1]]
+    for strings in (stop, stop[::-1]):
+        seen, out, at, turn = StopStrings(strings), "", 0, 0
+        while at < len(text) and seen.found is None:
+            size = sizes[turn % len(sizes)] or (turn % 7 == 0)
+            out += seen.push(text[at : at + size])
+            at, turn = at + size, turn + 1
+        assert out + seen.finish("") == wanted and (seen.found is not None) == bool(found)
+        if found:
+            assert seen.found is not None and len(seen.found) == -min(found)[1]
+
+
+# ------------------------------------------------------------------------------------------------------- named examples
+
+
+def test_the_stop_string_in_the_middle_of_a_block_and_across_two() -> None:
+    """A block of seven that has the stop string at its second token, and every way of cutting it in two."""
+    tok = tokenizer("byte-level")
+    ids = byte_ids(tok, b"text STOP more text")
+    for size in range(1, len(ids) + 1):
+        end = check(tok, ids, [size], ["STOP"])
+        assert end == End(ids[:9], "text ", "stop", "STOP")
+    block = byte_ids(tok, b"xab....")
+    assert check(tok, block, [7], ["ab"]) == End(block[:3], "x", "stop", "ab")
+
+
+@pytest.mark.parametrize("name", ["byte-level", "llama-2", "gemma"])
+def test_a_stop_string_of_characters_that_tokens_cut(name: str) -> None:
+    """It ends with the token of its last byte, also where a decoder waits for the end of a run of bytes."""
+    tok = tokenizer(name)
+    before, after = byte_ids(tok, "é".encode()), token_id(tok, "é" if name != "byte-level" else "漢字")
+    family = "👩‍👩‍👧"
+    ids = [*before, *byte_ids(tok, family.encode()), after]
+    for size in (1, 2, 3, 5, 50):
+        assert check(tok, ids, [size], [family]) == End(ids[:-1], "é", "stop", family)
+        assert check(tok, ids, [size], ["👧"]) == End(ids[:-1], "é" + family[:-1], "stop", "👧")
+        newline = [after, *byte_ids(tok, b"\n\n"), after]
+        assert check(tok, newline, [size], ["\n\n"]).ids == newline[:3]
+
+
+def test_bytes_that_go_wrong_after_a_stop_string_was_begun() -> None:
+    """What looked like the beginning of one turns into U+FFFD with its run, and is text after all."""
+    tok = tokenizer("llama-2")
+    bad = [*byte_ids(tok, b"\n\xff"), token_id(tok, "é")]
+    assert check(tok, bad, [1], ["\n\n"]).text == "\ufffd\ufffdé"
+    assert check(tok, bad, [1], ["\n"]) == End(bad[:1], "", "stop", "\n")
+    assert check(tok, bad, [1], ["\n"], first=1).text == "\ufffd\ufffdé"
+    euro = byte_ids(tok, "€".encode())  # two bytes look like two U+FFFD, three are one character
+    assert check(tok, euro, [1], ["€"], first=2) == End(euro, "", "stop", "€")
+
+
+def test_what_is_held_back_comes_out_when_the_request_ends_otherwise() -> None:
+    tok = tokenizer("byte-level")
+    ids = byte_ids(tok, b"one STO")
+    assert check(tok, ids, [3], ["STOP"], limit=7) == End(ids, "one STO", "length", None)
+    assert check(tok, ids, [3], ["STOP"], frozenset(ids[-1:])) == End(ids, "one STO", "stop", ids[-1])
+    assert check(tok, ids, [3], ["STOP"]) == End(ids, "one STO", "cancelled", None)
+
+
+def test_one_token_that_meets_everything() -> None:
+    """A stop id is the reason before a stop string, and that before the limit; the text ends before the string."""
+    tok = tokenizer("byte-level")
+    ids = byte_ids(tok, b"abc")
+    assert check(tok, ids, [3], ["bc"], frozenset(ids[-1:]), limit=3) == End(ids, "a", "stop", ids[-1])
+    assert check(tok, ids, [3], ["bc"], limit=3) == End(ids, "a", "stop", "bc")
+    assert check(tok, ids, [3], limit=3) == End(ids, "abc", "length", None)
+
+
+def test_min_tokens_counts_tokens_and_not_rounds() -> None:
+    """The first four end nothing, by id or by string, in whatever rounds they come; the fifth may."""
+    tok = tokenizer("byte-level")
+    ids = byte_ids(tok, b"ababababab")
+    for size in (1, 2, 3, 9):
+        assert check(tok, ids, [size], ["ab"], first=3).ids == ids[:4]
+        assert check(tok, ids, [size], ["ab"], first=4) == End(ids[:6], "abab", "stop", "ab")
+        assert check(tok, ids, [size], ["ba"], first=4) == End(ids[:5], "aba", "stop", "ba")
+        assert check(tok, ids, [size], [], frozenset(ids[:1]), first=4).ids == ids[:5]
+        assert check(tok, ids, [size], ["ab"], frozenset(ids[:1]), first=4, limit=4).reason == "length"
+
+
+def test_tokens_that_were_never_recorded_are_dropped_by_cancel() -> None:
+    """An interrupt between a commit and its round: what is left agrees with itself."""
+    tok = tokenizer("byte-level")
+    ids = byte_ids(tok, b"abcdef")
+    params = SamplingParams(stop=("ef",), logprobs=0)
+    request = Request(0, (7,), 99, frozenset(), params, TextStream(tok, params.stop))
+    request.commit(ids[:1], [TokenLogprobs(0.0, ())])
+    request.commit(ids[1:3], [TokenLogprobs(0.0, ())] * 2)
+    request.rounds.append(Round(1, (), 1, tuple(ids[1:3])))
+    request.commit(ids[3:], [TokenLogprobs(0.0, ())] * 3)
+    assert request.done
+    request.cancel()
+    assert (request.finish_reason, request.stopped_by, request.output) == ("cancelled", None, ids[:3])
+    assert request.text.so_far == "abc" and len(request.logprobs) == 3
