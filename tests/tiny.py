@@ -31,6 +31,7 @@ from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import join, settle
 from foldspec.options import MethodOptions
+from foldspec.sampling import ARGMAX, DraftSampling
 
 GOLDEN = Path(__file__).parent / "golden"
 PAIRS = GOLDEN / "pairs"
@@ -193,12 +194,17 @@ def method_of(network: DrafterNetwork, **options: Any) -> ContextMethod:
 
 
 def bind(
-    network: DrafterNetwork, model: LanguageModel, cache: DraftCache, kernels: str = "auto", **options: Any
+    network: DrafterNetwork,
+    model: LanguageModel,
+    cache: DraftCache,
+    kernels: str = "auto",
+    sampling: DraftSampling = ARGMAX,
+    **options: Any,
 ) -> DFlash:
     """A drafter at work over a cache."""
     method = method_of(network, **options)
     reader = ContextReader(method, cache, network.rope, kernels_of(kernels), network.scale)
-    drafter = network.bind(model, reader)
+    drafter = network.bind(model, reader, sampling)
     assert isinstance(drafter, DFlash)
     return drafter
 

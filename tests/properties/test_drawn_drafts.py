@@ -1,0 +1,161 @@
+"""A block drafter's drafts: each is drawn, with its own key, from the law that is kept with it, and that law is what
+the network's logits say; with a Markov head given the draft that was really drawn before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from foldspec.cache.rows import Rows
+from foldspec.drafters.dflash import DFlash, DFlashNetwork
+from foldspec.errors import CheckpointError
+from foldspec.laws import Law
+from foldspec.noise import Noise, Purpose
+from foldspec.records import PointMass, Sampled
+from foldspec.sampling import DraftSampling
+
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "z-lab": (tiny.ZLAB, ()),
+    "restricted": ({**tiny.DEEPSPEC, "draft_vocab_size": 40}, ("d2t",)),
+    "Markov head": ({**tiny.DEEPSPEC, "markov_rank": 6}, MARKOV),
+    "Markov head, restricted": ({**tiny.DEEPSPEC, "markov_rank": 6, "draft_vocab_size": 40}, ("d2t", *MARKOV)),
+}
+SAMPLING = DraftSampling(temperature=0.9, top_k=12, top_p=0.95)
+PLACES = [(3, 9), (8, 4), (5, 77)]  # entries of context, anchor
+
+
+class Recorded(Noise):
+    """The noise, and the keys that it was asked for."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.keys: list[tuple[Purpose, int, int, int]] = []
+
+    def draw(self, law: Law, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
+        self.keys.append((purpose, position, anchor, step))
+        return super().draw(law, purpose, position, anchor=anchor, step=step)
+
+
+class Bench:
+    """A random network over a random target, with three requests absorbed; the logits of its blocks are recorded."""
+
+    def __init__(self, name: str, folder: Path, sampling: DraftSampling, edit: Any = None) -> None:
+        config, extra = NETWORKS[name]
+        self.config = config
+        model = tiny.load_target(tiny.write_target(folder / "target"))
+        network = tiny.load_drafter(tiny.write_drafter(folder / "drafter", config, extra=extra))
+        assert isinstance(network, DFlashNetwork)
+        self.network = network
+        self.weights = load_file(folder / "drafter" / "model.safetensors")  # in memory they are laid out for a kernel
+        self.drafter: DFlash = tiny.bind(
+            self.network, model, tiny.draft_cache(self.network), sampling=sampling, context="full"
+        )
+        draw = torch.Generator().manual_seed(4)
+        for request, (length, _) in enumerate(PLACES):
+            self.drafter.open(request)
+            taps = [torch.randn(length, 32, generator=draw) for _ in self.drafter.taps]
+            with torch.inference_mode():
+                self.drafter.absorb(Rows.of([request], [0], [length]), [0] * length, taps)
+        self.logits: list[torch.Tensor] = []
+        original = self.drafter._draft
+
+        def watched(*arguments: Any) -> torch.Tensor:
+            self.logits.append(original(*arguments))
+            return self.logits[-1]
+
+        self.drafter._draft = watched  # type: ignore[method-assign]
+
+    def propose(
+        self, budgets: Sequence[int], noises: Sequence[Noise], requests: Sequence[int] = (0, 1, 2)
+    ) -> list[Any]:
+        rows = Rows.of(requests, [PLACES[i][0] for i in requests], [1] * len(requests))
+        with torch.inference_mode():
+            return list(self.drafter.propose(rows, [PLACES[i][1] for i in requests], budgets, noises))
+
+
+def by_hand(bench: Bench, logits: torch.Tensor, before: int) -> list[float]:
+    """The law [128] of a draft, from its row and the token before it."""
+    x = logits.double()
+    if bench.config.get("markov_rank"):
+        x = x + (bench.weights[MARKOV[1]] @ bench.weights[MARKOV[0]][before]).double()
+    ids = list(range(128))
+    if "draft_vocab_size" in bench.config:
+        ids = (bench.network.d2t + torch.arange(40)).tolist()
+    probs = torch.softmax(x / 0.9, -1)
+    order = probs.argsort(descending=True)[:12]
+    kept = probs[order] / probs[order].sum()
+    count = int((kept.cumsum(0) - kept < 0.95).sum())
+    law = torch.zeros(128, dtype=torch.float64)
+    law[torch.tensor(ids)[order[:count]]] = kept[:count] / kept[:count].sum()
+    return law.tolist()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_drafts_are_held_with_the_law_that_the_network_gave_them(name: str, tmp_path: Path) -> None:
+    bench = Bench(name, tmp_path, SAMPLING)
+    seen: set[int] = set()
+    for seed in range(8):
+        noises = [Recorded(seed + 100 * i) for i in range(3)]
+        proposals = bench.propose([4, 2, 3], noises)
+        for i, (proposal, noise, budget) in enumerate(zip(proposals, noises, (4, 2, 3), strict=True)):
+            start, before = PLACES[i]
+            assert isinstance(proposal, Sampled) and len(proposal.tokens) == budget
+            assert noise.keys == [(Purpose.DRAFT, start + 1 + row, start, 0) for row in range(budget)]
+            for row, token in enumerate(proposal.tokens):
+                law = proposal.law(row)
+                wanted = by_hand(bench, bench.logits[-1][i, row], before)
+                assert [law.prob(j) for j in range(128)] == pytest.approx(wanted, abs=1e-5)
+                assert token == Noise(seed + 100 * i).draw(law, Purpose.DRAFT, start + 1 + row, anchor=start)
+                before = token
+            seen |= set(proposal.tokens)
+    assert len(seen) > 12  # no argmax
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_seed_gives_the_same_drafts_alone_and_among_others(name: str, tmp_path: Path) -> None:
+    bench = Bench(name, tmp_path, SAMPLING)
+    together = bench.propose([4, 0, 3], [Noise(i) for i in range(3)])
+    assert isinstance(together[1], PointMass) and together[1].tokens == ()
+    for i, budget in ((0, 4), (2, 3)):
+        assert bench.propose([budget], [Noise(i)], [i])[0].tokens == together[i].tokens
+
+
+def test_shared_noise_draws_with_the_targets_key(tmp_path: Path) -> None:
+    bench = Bench("z-lab", tmp_path, DraftSampling(temperature=1.0, shared=True))
+    noises = [Recorded(i) for i in range(3)]
+    bench.propose([4, 4, 4], noises)
+    for noise, (start, _) in zip(noises, PLACES, strict=True):
+        assert noise.keys == [(Purpose.TARGET, start + 1 + row, 0, 0) for row in range(4)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_argmax_drafts_need_no_noise_and_a_low_temperature_comes_to_them(name: str, tmp_path: Path) -> None:
+    argmax = Bench(name, tmp_path / "a", DraftSampling())
+    noises = [Recorded(0) for _ in range(3)]
+    proposals = argmax.propose([4, 4, 4], noises)
+    assert all(isinstance(proposal, PointMass) for proposal in proposals) and not any(n.keys for n in noises)
+    cold = Bench(name, tmp_path / "b", DraftSampling(temperature=1e-5)).propose([4, 4, 4], noises)
+    assert [p.tokens for p in cold] == [p.tokens for p in proposals]
+
+
+def test_a_draft_vocabulary_out_of_order_is_refused(tmp_path: Path) -> None:
+    """Laws look ids up by bisection, and an id that stood twice would have two probabilities."""
+    bench = Bench("restricted", tmp_path, SAMPLING)
+    target, d2t = tiny.load_target(tmp_path / "target"), bench.network.d2t
+    bench.network.check(target)
+    before, ids = d2t.clone(), bench.network.target_ids
+    assert ids is not None
+    d2t[1] = ids[0] - 1  # the same id twice
+    with pytest.raises(CheckpointError, match="d2t does not map to rising ids"):
+        bench.network.check(target)
+    d2t.copy_(before)
+    d2t[0], d2t[1] = ids[1], ids[0] - 1  # in the wrong order
+    with pytest.raises(CheckpointError, match="d2t does not map to rising ids"):
+        bench.network.check(target)
