@@ -120,17 +120,15 @@ def _bench(options: argparse.Namespace) -> int:
 def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None]:
     """What tasks need to know of the pair, and the engine; no engine for a dry run."""
     from foldspec.bench.methods import check_drafts
+    from foldspec.bench.session import check_options
     from foldspec.bench.sources import About
-    from foldspec.context import make_method
     from foldspec.engine import Engine, split_options
     from foldspec.kernels.dispatch import Kernels
     from foldspec.loading import find_pair
-    from foldspec.options import MethodOptions
     from foldspec.resources import pick_context
     from foldspec.terminal import Terminal
 
-    for method in settings.parsed:
-        make_method(MethodOptions(**method.changes), (), 1)  # a wrong name is said before the weights are read
+    check_options(settings.parsed)  # a wrong name is said before the weights are read
     base = {name: getattr(options, name) for name in ("window", "alpha", "draft_tokens")}
     with Terminal(quiet=options.quiet, text=False) as terminal:
         loading = True

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foldspec.context import uses
 from foldspec.errors import UsageError
-from foldspec.options import CONTEXT_FIELDS, MethodOptions
+from foldspec.options import MethodOptions
 
 __all__ = ["AR", "AR_AGAIN", "Method", "check_drafts", "order", "parse_methods"]
 
@@ -63,10 +62,6 @@ def _parse(words: str) -> Method:
         MethodOptions(**changes)
     except UsageError as error:
         raise UsageError(error.what, where=f"--methods {words}, {error.where}") from None
-    used = frozenset() if name == "lookup" else uses(name)
-    for key in changes:
-        if key in CONTEXT_FIELDS and key not in used:  # a column must not carry a name that says what it did not do
-            raise UsageError(f"{key} changes nothing about {name}", where=f"--methods {words}")
     return Method(words, changes)
 
 

@@ -19,17 +19,18 @@ from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
-from foldspec.bench.methods import AR_AGAIN, check_drafts
+from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.sources import datasets
 from foldspec.bench.store import Store
+from foldspec.context import uses
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
-from foldspec.options import SamplingParams
+from foldspec.options import CONTEXT_FIELDS, SamplingParams
 
-__all__ = ["Session", "dry_run", "dry_run_lines"]
+__all__ = ["Session", "check_options", "dry_run", "dry_run_lines"]
 
 
 class Session:
@@ -218,6 +219,18 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
     for length, count in plan["prefills"].items():
         lines.append(f"{count} prefills of {length} tokens, {count * len(methods)} runs")
     return [*lines, f"each run {plan['max_new']} tokens at most"]
+
+
+def check_options(methods: Sequence[Method]) -> None:
+    """Raises :class:`UsageError` for an unknown context method, and for an option that a method has no use for: no
+    column may have a name that says what was not done."""
+    for method in methods:
+        name = method.changes.get("context")
+        used = uses(name) if name is not None else frozenset()
+        for key in method.changes:
+            if key in CONTEXT_FIELDS and key not in used:
+                what = f"{key} changes nothing about {name or method.changes.get('drafter')}"
+                raise UsageError(what, where=f"--methods {method.label}")
 
 
 def _check_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:

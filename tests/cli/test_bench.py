@@ -118,7 +118,13 @@ def test_refusals(whole: tuple[Result, Path], tmp_path: Path) -> None:
     refused(bench("--out", out), 2, "is not empty", "--resume")
     refused(bench("--out", out, "--resume", "--trace", "--seed", 4, "--quiet"), 2, "seed was 3, is 4")
     refused(bench("--resume"), 2, "needs --out")
-    refused(bench("--methods", "nonsense"), 2, "nonsense")
+    refused(bench("--methods", "nonsense"), 2, "unknown context method 'nonsense'")
+    for words, says in {
+        "lookup:window=16": "window changes nothing about lookup",
+        "full:window=16": "window changes nothing about full",
+        "fold,window:alpha=2": "alpha changes nothing about window",
+    }.items():
+        refused(bench("--methods", words, "--dry-run"), 2, says)
     refused(bench("--methods", "full", "--against", "full"), 2, "--against")
     refused(bench("--tasks", "nonsense"), 2, "nonsense")
     refused(bench("--lengths", "12x"), 2, "12x")

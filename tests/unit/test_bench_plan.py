@@ -38,10 +38,6 @@ def test_methods() -> None:
         ("fold:alpha=2:alpha=3", "no option"),
         ("fold:window=x", "not a number"),
         ("fold:alpha=0.5", "at least 1"),
-        ("lookup:window=16", "window changes nothing about lookup"),
-        ("full:window=16", "window changes nothing about full"),
-        ("window:alpha=2", "alpha changes nothing about window"),
-        ("nosuch", "unknown context method 'nosuch'"),
     ],
 )
 def test_methods_that_are_refused(text: str, says: str) -> None:
