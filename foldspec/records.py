@@ -143,12 +143,12 @@ class Completion:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     finish_reason: str = ""
-    stopped_by: int | str | None = None
     rounds: list[Round] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
     first_time: float | None = None
     last_time: float | None = None
     seed: int | None = None
+    stopped_by: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     @property
     def tau(self) -> float | None:
