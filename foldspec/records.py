@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from foldspec.errors import FoldspecError
+
 __all__ = ["Completion", "DrafterFacts", "Piece", "PointMass", "Proposal", "Round", "Verdict"]
 
 
@@ -76,7 +78,8 @@ class Completion:
     """The result of one request.
 
     ``token_ids`` starts with the token that prefill produced, which belongs to no round.
-    ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
+    ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token; ``times``: to
+    the first token and to the end of each round. ``error``: why it failed, where ``finish_reason`` is ``error``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -86,6 +89,8 @@ class Completion:
     rounds: list[Round] = field(default_factory=list)
     first_time: float | None = None
     last_time: float | None = None
+    times: list[float] = field(default_factory=list)
+    error: FoldspecError | None = None
 
     @property
     def tau(self) -> float | None:

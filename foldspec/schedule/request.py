@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from foldspec.errors import FoldspecError
 from foldspec.records import Round
 
 __all__ = ["Request"]
@@ -12,7 +13,8 @@ __all__ = ["Request"]
 
 @dataclass
 class Request:
-    """``limit`` is the number of output tokens at which the request ends; ``stop_ids`` end it earlier.
+    """``limit`` is the number of output tokens at which the request ends; ``stop_ids`` end it earlier. ``error`` says
+    why, where ``finish_reason`` is ``error``.
 
     ``output`` begins with the token that prefill produced. Its last token is the anchor: committed, in no cache yet.
     """
@@ -24,6 +26,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     finish_reason: str = ""
+    error: FoldspecError | None = None
 
     @property
     def done(self) -> bool:

@@ -1,11 +1,13 @@
 """The round loop: one draft, one verification, one commit, one truncate, for any number of requests at once.
 
-Nothing here knows which drafter, which reading of the context or which rule is at work.
+The target's pass is ragged: the blocks of the requests that decode, and beside them chunks of prompts that are being
+prefilled. Nothing here knows which drafter, which reading of the context or which rule is at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,12 +15,34 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
+from foldspec.errors import CheckpointError
 from foldspec.models.base import ForwardPlan, LanguageModel
-from foldspec.records import Round
+from foldspec.records import PointMass, Proposal, Round
 from foldspec.schedule.request import Request
 from foldspec.schedule.trace import Mark, unmarked
 
-__all__ = ["Rounds"]
+__all__ = ["Chunk", "Commit", "Rounds"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Committed tokens of ``request`` from position ``start`` on that no cache holds yet. ``first``: these are the last
+    of its prompt, so the row of the last one gives its first token."""
+
+    request: Request
+    start: int
+    tokens: Sequence[int]
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a step added to a request; ``round`` is None for its first token, which belongs to no round. A request that
+    failed has an ``error`` and no tokens here."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    round: Round | None = None
 
 
 class Rounds:
@@ -42,55 +66,151 @@ class Rounds:
         self._device = device
         self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
-    @torch.inference_mode()
+    def budget(self, request: Request) -> int:
+        """Drafts that this round can verify of the request."""
+        return max(0, min(self._max_drafts, request.draft_budget))
+
     def round(self, requests: Sequence[Request]) -> list[Round]:
-        """Advance each request, none of them done, by at least one token."""
-        ids = [r.id for r in requests]
-        starts = [r.anchor_pos for r in requests]
-        anchors = [r.output[-1] for r in requests]
-        budgets = [max(0, min(self._max_drafts, r.draft_budget)) for r in requests]
-        rows = Rows.of(ids, starts, [1] * len(ids))
-        self.mark("host")
-        proposals = self.drafter.propose(rows, anchors, budgets)
-        self.mark("draft")
-
-        blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
-        rows = Rows.of(ids, starts, [len(block) for block in blocks])
-        tokens = [token for block in blocks for token in block]
-        ids_of_rows = torch.tensor(tokens, device=self._device)
-        self.mark("host")
-        output = self.model(ids_of_rows, ForwardPlan(rows, self.drafter.taps), self.cache)
-        self.mark("verify")
-        verdicts = self.rule.decide(output.logits, proposals)
-        self.mark("accept")
-
+        """Advance each request, none of them done, by at least one token. Raises the error of one that fails."""
         rounds = []
-        for request, proposal, verdict in zip(requests, proposals, verdicts, strict=True):
-            position = request.anchor_pos
-            committed = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
-            rounds.append(Round(position, proposal.tokens, verdict.accepted, committed))
-            request.rounds.append(rounds[-1])
-        self._keep(requests, rows, tokens, output.taps)
+        for commit in self.step(requests, ()):
+            if commit.round is None:
+                assert commit.request.error is not None
+                raise commit.request.error
+            rounds.append(commit.round)
         return rounds
 
+    @torch.inference_mode()
+    def step(
+        self, decoding: Sequence[Request], chunks: Sequence[Chunk], commits: list[Commit] | None = None
+    ) -> list[Commit]:
+        """One pass of the target over a block of each request that decodes and over the chunks. Every request that
+        decodes is advanced by at least one token, and one whose prompt ends here gets its first. A request with logits
+        that are not finite ends with an error; the others are none the worse for it.
+
+        ``commits`` is filled as they are made and returned: what is in it stands, also after an exception.
+        """
+        commits = [] if commits is None else commits
+        anchors = Rows.of([r.id for r in decoding], [r.anchor_pos for r in decoding], [1] * len(decoding))
+        proposals = self._propose(decoding, anchors)
+        rows, tokens = self._rows(decoding, proposals, chunks)
+        ids = torch.tensor(tokens, device=self._device)
+        judged = [(r, p) for r, p in zip(decoding, proposals, strict=True)]
+        judged += [(chunk.request, PointMass(())) for chunk in chunks if chunk.first]
+        self.mark("host")
+        output = self.model(
+            ids, ForwardPlan(rows, self.drafter.taps, self._head_rows(rows, decoding, chunks)), self.cache
+        )
+        self.mark("verify")
+        self._commit(output.logits, judged, len(decoding), commits)
+        self._keep(decoding, chunks, rows, tokens, output.taps)
+        return commits
+
+    @torch.inference_mode()
+    def first(self, request: Request, logits: torch.Tensor) -> Commit:
+        """The first token of a request, from the logits [1, vocabulary] of its prompt's last token."""
+        commits: list[Commit] = []
+        self._commit(logits, [(request, PointMass(()))], 0, commits)
+        return commits[0]
+
+    def _propose(self, decoding: Sequence[Request], anchors: Rows) -> list[Proposal]:
+        if not decoding:
+            return []
+        self.mark("host")
+        proposals = self.drafter.propose(anchors, [r.output[-1] for r in decoding], [self.budget(r) for r in decoding])
+        self.mark("draft")
+        return proposals
+
+    def _rows(
+        self, decoding: Sequence[Request], proposals: Sequence[Proposal], chunks: Sequence[Chunk]
+    ) -> tuple[Rows, list[int]]:
+        """The packed rows of a pass, blocks first, and their ids."""
+        blocks = [(r.output[-1], *proposal.tokens) for r, proposal in zip(decoding, proposals, strict=True)]
+        rows = Rows.of(
+            [*(r.id for r in decoding), *(c.request.id for c in chunks)],
+            [*(r.anchor_pos for r in decoding), *(c.start for c in chunks)],
+            [*(len(block) for block in blocks), *(len(c.tokens) for c in chunks)],
+        )
+        return rows, [token for piece in (*blocks, *(c.tokens for c in chunks)) for token in piece]
+
+    @staticmethod
+    def _head_rows(rows: Rows, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+        """The rows whose logits are used: all of a block, of a chunk at most the last."""
+        if not chunks:
+            return None
+        ends = rows.offsets[len(decoding) + 1 :]
+        last = [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.first]
+        return (*range(rows.offsets[len(decoding)]), *last)
+
+    def _commit(
+        self, logits: torch.Tensor, judged: Sequence[tuple[Request, Proposal]], decoding: int, commits: list[Commit]
+    ) -> None:
+        """Decide and commit. ``logits`` [sum(drafts + 1), vocabulary]; the first ``decoding`` requests run a round."""
+        if not judged:
+            return
+        counts = [len(proposal.tokens) + 1 for _, proposal in judged]
+        failed = self._fail(logits, [request for request, _ in judged], counts)
+        if failed:
+            sound = [request.error is None for (request, _), n in zip(judged, counts, strict=True) for _ in range(n)]
+            logits = logits[torch.tensor(sound, device=logits.device)]
+        good = [pair for pair in judged if pair[0].error is None]
+        verdicts = iter(self.rule.decide(logits, [proposal for _, proposal in good]) if good else ())
+        self.mark("accept")
+        for i, (request, proposal) in enumerate(judged):
+            if request.error is not None:
+                commits.append(Commit(request, ()))
+                continue
+            verdict, position = next(verdicts), request.anchor_pos
+            tokens = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
+            round_ = None
+            if i < decoding:
+                round_ = Round(position, proposal.tokens, verdict.accepted, tokens)
+                request.rounds.append(round_)
+            commits.append(Commit(request, tokens, round_))
+
+    @staticmethod
+    def _fail(logits: torch.Tensor, requests: Sequence[Request], counts: Sequence[int]) -> bool:
+        """End each request whose rows are not finite: NaN weights, or an overflow in float16, would else come out as an
+        endless row of one token. Whether there was one."""
+        finite = logits.amax(-1).isfinite().tolist()
+        if all(finite):
+            return False
+        row = 0
+        for request, count in zip(requests, counts, strict=True):
+            if not all(finite[row : row + count]):
+                position = request.anchor_pos + finite[row : row + count].index(False)
+                request.error = CheckpointError(
+                    "the target's logits are not finite",
+                    where=f"request {request.id}, position {position}",
+                    do="use --dtype float32, or check its weights",
+                )
+                request.finish_reason = "error"
+            row += count
+        return True
+
     def _keep(
-        self, requests: Sequence[Request], rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]
+        self,
+        decoding: Sequence[Request],
+        chunks: Sequence[Chunk],
+        rows: Rows,
+        tokens: Sequence[int],
+        taps: Sequence[torch.Tensor],
     ) -> None:
         """Every cache keeps the committed entries and nothing else; the drafter takes in the new ones."""
-        for request in requests:
-            self.cache.truncate(request.id, request.anchor_pos)
-            self.drafter.truncate(request.id, request.anchor_pos)
-        going = [(r, start, packed) for r, (_, start, packed) in zip(requests, rows, strict=True) if not r.done]
+        for request, start in zip(decoding, rows.starts, strict=False):
+            self.cache.truncate(request.id, max(start, request.anchor_pos))
+            self.drafter.truncate(request.id, max(start, request.anchor_pos))
+        kept: list[int] = []
+        going: list[tuple[int, int, int]] = []
+        for request, (number, start, packed) in zip((*decoding, *(c.request for c in chunks)), rows, strict=True):
+            count = min(packed.stop - packed.start, request.anchor_pos - start)
+            if not request.done and count:
+                going.append((number, start, count))
+                kept += range(packed.start, packed.start + count)
         if not going:
             return
-        kept = [packed.start + i for r, start, packed in going for i in range(r.anchor_pos - start)]
-        new = Rows.of(
-            [r.id for r, _, _ in going],
-            [start for _, start, _ in going],
-            [r.anchor_pos - start for r, start, _ in going],
-        )
         if len(kept) < rows.total:
             tokens, taps = [tokens[i] for i in kept], [tap[kept] for tap in taps]
         self.mark("host")
-        self.drafter.absorb(new, tokens, taps)
+        self.drafter.absorb(Rows.of(*zip(*going, strict=True)), tokens, taps)
         self.mark("draft")
