@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -37,8 +38,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a step added to a request; ``round`` is None for its first token, which belongs to no round. A request that
-    failed has an ``error`` and no tokens here."""
+    """What a step added to a request; ``round`` is None for its first token, which belongs to no round. There may be no
+    tokens for one that failed."""
 
     request: Request
     tokens: tuple[int, ...]
@@ -74,9 +75,9 @@ class Rounds:
         """Advance each request, none of them done, by at least one token. Raises the error of one that fails."""
         rounds = []
         for commit in self.step(requests, ()):
-            if commit.round is None:
-                assert commit.request.error is not None
+            if commit.request.error is not None:
                 raise commit.request.error
+            assert commit.round is not None
             rounds.append(commit.round)
         return rounds
 
@@ -85,8 +86,8 @@ class Rounds:
         self, decoding: Sequence[Request], chunks: Sequence[Chunk], commits: list[Commit] | None = None
     ) -> list[Commit]:
         """One pass of the target over a block of each request that decodes and over the chunks. Every request that
-        decodes is advanced by at least one token, and one whose prompt ends here gets its first. A request with logits
-        that are not finite ends with an error; the others are none the worse for it.
+        decodes is advanced by at least one token, and one whose prompt ends here gets its first. A request whose next
+        token would come from logits that are not finite ends with an error; the others are none the worse for it.
 
         ``commits`` is filled as they are made and returned: what is in it stands, also after an exception.
         """
@@ -149,44 +150,25 @@ class Rounds:
         if not judged:
             return
         counts = [len(proposal.tokens) + 1 for _, proposal in judged]
-        failed = self._fail(logits, [request for request, _ in judged], counts)
-        if failed:
-            sound = [request.error is None for (request, _), n in zip(judged, counts, strict=True) for _ in range(n)]
-            logits = logits[torch.tensor(sound, device=logits.device)]
-        good = [pair for pair in judged if pair[0].error is None]
-        verdicts = iter(self.rule.decide(logits, [proposal for _, proposal in good]) if good else ())
+        finite = logits.amax(-1).isfinite()
+        sound = [_leading(rows) for rows in _split(finite.tolist(), counts)]
+        if sound != counts:  # rules see numbers alone; what they make of these rows is not used
+            logits = torch.where(finite[:, None], logits, 0.0)
+        verdicts = self.rule.decide(logits, [proposal for _, proposal in judged])
         self.mark("accept")
-        for i, (request, proposal) in enumerate(judged):
-            if request.error is not None:
-                commits.append(Commit(request, ()))
-                continue
-            verdict, position = next(verdicts), request.anchor_pos
-            tokens = request.commit((*proposal.tokens[: verdict.accepted], verdict.next_token))
+        for i, ((request, proposal), verdict) in enumerate(zip(judged, verdicts, strict=True)):
+            position, drafts = request.anchor_pos, proposal.tokens[: verdict.accepted]
+            if verdict.accepted < sound[i]:
+                tokens = request.commit((*drafts, verdict.next_token))
+            else:  # plain decoding would come as far, and no further
+                tokens = request.commit(drafts[: sound[i]])
+                if not request.done:
+                    request.finish_reason, request.error = "error", _not_finite(request, position + sound[i])
             round_ = None
-            if i < decoding:
-                round_ = Round(position, proposal.tokens, verdict.accepted, tokens)
+            if i < decoding and tokens:
+                round_ = Round(position, proposal.tokens, min(verdict.accepted, sound[i]), tokens)
                 request.rounds.append(round_)
             commits.append(Commit(request, tokens, round_))
-
-    @staticmethod
-    def _fail(logits: torch.Tensor, requests: Sequence[Request], counts: Sequence[int]) -> bool:
-        """End each request whose rows are not finite: NaN weights, or an overflow in float16, would else come out as an
-        endless row of one token. Whether there was one."""
-        finite = logits.amax(-1).isfinite().tolist()
-        if all(finite):
-            return False
-        row = 0
-        for request, count in zip(requests, counts, strict=True):
-            if not all(finite[row : row + count]):
-                position = request.anchor_pos + finite[row : row + count].index(False)
-                request.error = CheckpointError(
-                    "the target's logits are not finite",
-                    where=f"request {request.id}, position {position}",
-                    do="use --dtype float32, or check its weights",
-                )
-                request.finish_reason = "error"
-            row += count
-        return True
 
     def _keep(
         self,
@@ -214,3 +196,22 @@ class Rounds:
         self.mark("host")
         self.drafter.absorb(Rows.of(*zip(*going, strict=True)), tokens, taps)
         self.mark("draft")
+
+
+def _split(values: Sequence[bool], counts: Sequence[int]) -> list[Sequence[bool]]:
+    ends = list(accumulate(counts))
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _leading(rows: Sequence[bool]) -> int:
+    """How many are true before the first that is not."""
+    return next((i for i, row in enumerate(rows) if not row), len(rows))
+
+
+def _not_finite(request: Request, position: int) -> CheckpointError:
+    """NaN weights, or an overflow in float16, would else come out as an endless row of one token."""
+    return CheckpointError(
+        "the target's logits are not finite",
+        where=f"request {request.id}, position {position}",
+        do="use --dtype float32, or check its weights",
+    )

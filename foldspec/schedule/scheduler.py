@@ -302,11 +302,10 @@ class Scheduler:
         jobs = {job.request.id: job for job in self._running}
         for commit in commits:
             job, request = jobs[commit.request.id], commit.request
-            if request.error is None:
+            if commit.tokens:
                 seconds = now - job.since + (job.origin.seconds if job.origin is not None else 0.0)
                 job.news.append(News(commit.tokens, commit.round, seconds, request.done))
-            else:
-                self.failed += 1
+            self.failed += request.error is not None
             if request.done:
                 self._end(job)
 
