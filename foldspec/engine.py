@@ -15,12 +15,12 @@ from foldspec.drafters import MODEL_FREE
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.generation import Generation, pieces
 from foldspec.kernels.dispatch import Kernels
-from foldspec.loading import FoundPair, Progress, find_pair, load_pair
+from foldspec.loading import Progress, find_pair, load_pair
 from foldspec.memory import MemoryPlan
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece
 from foldspec.report import environment
-from foldspec.resources import Prefix, Resources, choose_operators, pick_device
+from foldspec.resources import Prefix, Resources, choose_operators, filled_in, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
 from foldspec.schedule.scheduler import Origin, Scheduler
@@ -28,12 +28,10 @@ from foldspec.schedule.trace import Mark
 from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.tokenizer import Tokenizer
 
-__all__ = ["Engine", "Generation", "Prefix", "cache_folder", "filled_in", "split_options"]
+__all__ = ["Engine", "Generation", "Prefix", "cache_folder", "split_options"]
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or chat messages
-
-WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
 
 
 class Engine:
@@ -328,17 +326,6 @@ class Engine:
 
 def _are_messages(prompt: Any) -> bool:
     return not isinstance(prompt, (str, Prefix)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
-    """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it."""
-    entry = found.entry
-    return dataclasses.replace(
-        method,
-        window=method.window or (entry.window if entry else None) or WINDOW,
-        alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
-        coverage=method.coverage or (entry.coverage if entry else "all"),
-    )
 
 
 def split_options(options: dict[str, Any]) -> tuple[EngineOptions, MethodOptions]:

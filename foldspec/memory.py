@@ -115,8 +115,9 @@ def make_plan(
         per_draft_entry = of_drafter.bytes_per_entry + (copies - 1) * key
         rings = key * options.max_batch * sum(min(ring, longest + block) for ring in {x.ring for x in layouts})
 
+    more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
+
     def plan(pages: int) -> MemoryPlan:
-        more = options.max_batch * -(-block // page) if block else 0  # a drafter writes its block behind the last entry
         return MemoryPlan(
             device=str(device),
             entries=pages * page,
@@ -133,27 +134,18 @@ def make_plan(
 
     free = free_memory(device)
     one = -(-longest // page) + 1  # the one more is for a kept prompt, whose last page is copied
-    if options.cache_tokens is not None:
-        made = plan(-(-options.cache_tokens // page))
-    else:
-        made = plan(options.max_batch * one)
-        if free is not None:
-            each = page * (spec.bytes_per_entry + per_draft_entry)
-            fits = int(min(SHARE[device.type] * free, (1 - SPARE) * free - weights - workspace - rings)) // each
-            made = plan(max(one, min(options.max_batch * one, fits - (made.draft_pages - made.pages))))
-    if free is not None and made.total > (1 - SPARE) * free:
-        raise _does_not_fit(made, free)
-    return made
-
-
-def _does_not_fit(plan: MemoryPlan, free: int) -> ResourceError:
-    rest = (1 - SPARE) * free - plan.weights - plan.rings - plan.workspace
-    tokens = int(rest / (plan.target_cache + plan.draft_cache) * plan.entries)
-    if tokens < 16:
-        do = "use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
-    else:
-        do = f"use --max-context or --cache-tokens of at most {tokens:,}, or --dtype bfloat16"
-    return ResourceError(f"not enough memory on {plan.device}: {plan}", do=do)
+    pages = options.max_batch * one if options.cache_tokens is None else -(-options.cache_tokens // page)
+    if free is not None:
+        each = page * (spec.bytes_per_entry + per_draft_entry)
+        most = int((1 - SPARE) * free - weights - workspace - rings - more * page * per_draft_entry) // each
+        if options.cache_tokens is None:
+            pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
+        if pages > most:
+            do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16"
+            if most < 2:
+                do = "use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
+            raise ResourceError(f"not enough memory on {device}: {plan(pages)}", do=do)
+    return plan(pages)
 
 
 def _weights(

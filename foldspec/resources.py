@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -28,8 +29,9 @@ from foldspec.options import EngineOptions, MethodOptions
 from foldspec.schedule.prefill import prefill
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
-__all__ = ["Prefix", "Resources", "choose_operators", "pick_context", "pick_device", "pick_dtype"]
+__all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
 
+WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
 CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
 BUDGETS = {"cpu": 32, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
@@ -244,6 +246,17 @@ def choose_operators(
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
+
+
+def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
+    """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it."""
+    entry = found.entry
+    return dataclasses.replace(
+        method,
+        window=method.window or (entry.window if entry else None) or WINDOW,
+        alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
+        coverage=method.coverage or (entry.coverage if entry else "all"),
+    )
 
 
 def pick_device(name: str) -> torch.device:

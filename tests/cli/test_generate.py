@@ -61,7 +61,8 @@ def test_the_json_object() -> None:
     done = generate(*SMALL, "--max-tokens", 32, "--ignore-eos", "--json")
     assert done.code == 0 and list(done.json) == KEYS
     traced = report(*SMALL, "--max-tokens", 32, "--ignore-eos")
-    assert list(traced) == [*KEYS, "rounds"]
+    assert list(traced) == [*KEYS, "rounds", "times_ms"]
+    assert len(traced["times_ms"]) == len(traced["rounds"]) + 1
     assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed"] for r in traced["rounds"])
     assert traced["schema"] == "foldspec.generate/1" and traced["lossless"] is True and traced["text"] == ""
     assert traced["prompt_ids"] == PROMPT and traced["token_ids"] == ANSWER == done.json["token_ids"]

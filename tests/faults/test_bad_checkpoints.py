@@ -331,7 +331,6 @@ def test_a_context_that_no_memory_holds(pair: Path, monkeypatch: pytest.MonkeyPa
         says = "not enough memory on cpu: cache tokens 10,000,384, weights", "target cache 10.2 GB", "free 4 GB"
         refused(generate("--prompt-ids", "5", pair=pair), 4, *says, "--max-context", "--dtype bfloat16")
         refused(main("check", *pair_words(pair)), 4, *says)
-        assert generate("--prompt-ids", "5", "--max-context", 100_000, "--max-tokens", 1, pair=pair).code == 0
         patch.setattr("foldspec.memory.free_memory", lambda device: 1000)  # not even the weights
         refused(generate("--prompt-ids", "5", pair=pair), 4, "free 0.001 MB", "a smaller checkpoint")
     monkeypatch.setattr("foldspec.memory.free_memory", lambda device: None)  # nobody knows, until it is asked for

@@ -132,7 +132,7 @@ def test_mixed_requests_that_take_pages_from_each_other(pair: Path, requests: An
         done = engine.generate([prompts[i] for i in order], [params[i] for i in order])
         for found, i in zip(done, order, strict=True):
             same(found, alone[i])
-        assert engine.scheduler.preempted > 5
+        assert engine.scheduler.preempted > 2
         assert_free(engine)
 
 
