@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__, cli_bench
+from foldspec import __version__, cli_bench, cli_prompts
 from foldspec.cli_shared import (
     INTERRUPTED,
     add_engine,
@@ -100,10 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="generate text with a pair", allow_abbrev=False)
     generate.set_defaults(command=_generate)
     add_pair(generate)
-    prompt = generate.add_argument_group("prompt (one of the first three)")
+    prompt = generate.add_argument_group("prompt (one of the first four)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="a text file, or - for stdin")
     prompt.add_argument("--prompt-ids", metavar="IDS", help="1,2,3 or a file of ids; needs no tokenizer")
+    prompt.add_argument("--prompts", metavar="FILE", help="JSONL: many requests, answered as they complete")
     prompt.add_argument("--chat", action=argparse.BooleanOptionalAction, help="use the chat template (default: if any)")
     prompt.add_argument("--system", metavar="TEXT", help="system message")
     prompt.add_argument("--thinking", choices=("on", "off"), help="the template's thinking switch")
@@ -177,22 +178,35 @@ def _generate(options: argparse.Namespace) -> int:
         stop=tuple(options.stop),
         logprobs=options.logprobs,
     )
-    method, prompt = _method(options), _prompt(options)
+    method = _method(options)
+    asked = None if options.prompts is None else _asked(options, params)
+    prompt = _prompt(options) if asked is None else ""
     with ctrl_c_waits():
         from foldspec.engine import Engine
         from foldspec.terminal import Terminal, summary
 
+    plan = cli_prompts.show_plan if asked is not None and not options.quiet else None
     with Terminal(quiet=options.quiet, text=not options.json) as terminal:
         engine = Engine.load(
             options.pair,
             target=options.target,
             drafter=options.drafter,
             progress=terminal.progress,
+            planned=plan,
             **method,
             **engine_options(options),
         )
         if not options.quiet:
             notices(engine.notices)
+        if asked is not None:
+            return cli_prompts.answer(
+                engine,
+                asked,
+                encode=lambda prompt: _encode(engine, prompt, options),
+                report=lambda done: _report(engine, done, trace=options.trace),
+                as_json=options.json,
+                quiet=options.quiet,
+            )
         ids, chat = _encode(engine, prompt, options)
         generation = engine.stream(ids, params)
         code = 0
@@ -220,10 +234,16 @@ def _generate(options: argparse.Namespace) -> int:
     return code
 
 
+def _asked(options: argparse.Namespace, params: SamplingParams) -> list[cli_prompts.Asked]:
+    if any(x is not None for x in (options.prompt, options.prompt_file, options.prompt_ids)):
+        raise UsageError("give exactly one of -p, --prompt-file, --prompt-ids and --prompts")
+    return cli_prompts.parse(_read(options.prompts, "--prompts"), params)
+
+
 def _prompt(options: argparse.Namespace) -> str | tuple[int, ...]:
     given = [name for name in ("prompt", "prompt_file", "prompt_ids") if getattr(options, name) is not None]
     if len(given) != 1:
-        raise UsageError("give exactly one of -p, --prompt-file and --prompt-ids")
+        raise UsageError("give exactly one of -p, --prompt-file, --prompt-ids and --prompts")
     if options.prompt_ids is not None:
         if options.chat or options.system is not None or options.thinking is not None:
             raise UsageError("ids go in as they are, without a chat template", where="--prompt-ids")
@@ -255,10 +275,13 @@ def _ids(text: str, option: str) -> tuple[int, ...]:
         raise UsageError("must be whole numbers between commas, or a file of them", where=option) from None
 
 
-def _encode(engine: Engine, prompt: str | tuple[int, ...], options: argparse.Namespace) -> tuple[tuple[int, ...], bool]:
+def _encode(engine: Engine, prompt: cli_prompts.Prompt, options: argparse.Namespace) -> tuple[tuple[int, ...], bool]:
     """The prompt's ids, and whether they went through the chat template."""
     if isinstance(prompt, tuple):
         return engine.encode(prompt), False
+    if not isinstance(prompt, str):
+        switches = {} if options.thinking is None else {"enable_thinking": options.thinking == "on"}
+        return engine.encode(prompt, **switches), True
     chat = engine.chats if options.chat is None else options.chat
     if not chat:
         if options.system is not None or options.thinking is not None:
@@ -295,6 +318,7 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         report["logprobs"] = {"of": "raw", "tokens": [vars(each) for each in done.logprobs]}
     if trace:
         report["rounds"] = [vars(r) for r in done.rounds]
+        report["times_ms"] = [1e3 * seconds for seconds in done.times]
     return report
 
 

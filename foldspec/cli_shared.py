@@ -96,12 +96,16 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
     engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
     engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
+    engine.add_argument("--prefill-budget", type=int, metavar="N", help="and while other requests decode")
+    engine.add_argument("--max-batch", type=int, default=8, metavar="N", help="requests that run at once")
+    engine.add_argument("--cache-tokens", type=int, metavar="N", help="tokens that the caches hold, of all requests")
     engine.add_argument("--page-size", type=int, default=256, metavar="N", help="cache entries a page")
     engine.add_argument("--offline", action="store_true", help="open no socket")
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline")
+    names = ["device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline"]
+    names += ["prefill_budget", "max_batch", "cache_tokens"]
     return {name: getattr(options, name) for name in names}
 
 

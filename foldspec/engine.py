@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast, overload
 
@@ -13,16 +13,18 @@ from foldspec.acceptance import make_rule
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
 from foldspec.errors import FoldspecError, ResourceError, UsageError
+from foldspec.generation import Generation, pieces
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
-from foldspec.logprobs import logprobs_of
+from foldspec.memory import MemoryPlan
 from foldspec.noise import Noise
 from foldspec.options import EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece
 from foldspec.report import environment
-from foldspec.resources import Prefix, Resources, choose_operators, pick_device
+from foldspec.resources import Prefix, Resources, choose_operators, filled_in, pick_device
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Rounds
+from foldspec.schedule.scheduler import Origin, Scheduler
 from foldspec.schedule.trace import Mark
 from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.stream import TextStream
@@ -33,21 +35,13 @@ __all__ = ["Engine", "Generation", "Prefix", "cache_folder", "split_options"]
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or chat messages
 
-WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
-
 
 class Engine:
     """A target, its drafter and their caches, with one way of running a round. Make one with :meth:`load`."""
 
     def __init__(self, resources: Resources, method: MethodOptions) -> None:
         self._resources = resources
-        entry = resources.found.entry
-        self.method = dataclasses.replace(
-            method,
-            window=method.window or (entry.window if entry else None) or WINDOW,
-            alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
-            coverage=method.coverage or (entry.coverage if entry else "all"),
-        )
+        self.method = filled_in(method, resources.found)
         self._rule = make_rule(self.method.accept)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
@@ -58,6 +52,16 @@ class Engine:
             device=resources.device,
             draft_tokens=self.method.draft_tokens,
         )
+        progress = resources.progress
+        self.scheduler = Scheduler(
+            self._rounds,
+            max_batch=resources.options.max_batch,
+            budget=resources.budget,
+            chunk=resources.chunk,
+            lock=resources.lock,
+            prefilling=None if progress is None else lambda done, total: progress("prefill", done, total),
+            debug=resources.check_caches if resources.options.debug else None,
+        )
 
     @classmethod
     def load(
@@ -67,13 +71,15 @@ class Engine:
         target: str | None = None,
         drafter: str | None = None,
         progress: Progress | None = None,
+        planned: Callable[[MemoryPlan], None] | None = None,
         **options: Any,
     ) -> Engine:
         """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter;
         ``"lookup"``: prompt lookup, which has no weights).
 
         ``options`` are the fields of :class:`EngineOptions` and :class:`MethodOptions`. ``progress(stage, done,
-        total)`` hears of downloads, conversion, loading and prefill. Raises the kinds of :class:`FoldspecError`.
+        total)`` hears of downloads, conversion, loading and prefill, ``planned`` of the memory plan before anything is
+        allocated. Raises the kinds of :class:`FoldspecError`.
         """
         engine_options, method = split_options(options)
         if drafter in MODEL_FREE:
@@ -82,7 +88,9 @@ class Engine:
         make_rule(method.accept)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
         found = find_pair(pair, target, drafter, options=engine_options, kernels=kernels, progress=progress)
-        resources = Resources(found, engine_options, kernels, device, progress)
+        resources = Resources(
+            found, engine_options, kernels, device, progress, filled_in(method, found), planned=planned
+        )
         load_pair(
             found,
             dtype=resources.dtype,
@@ -209,16 +217,55 @@ class Engine:
     def generate(self, prompt: Prompt | Prefix, params: SamplingParams | None = None) -> Completion: ...
 
     @overload
-    def generate(self, prompt: list[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+    def generate(
+        self, prompt: list[Prompt | Prefix], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
 
-    def generate(self, prompt: Any, params: SamplingParams | None = None) -> Completion | list[Completion]:
-        """The completion of one prompt (text, ids, messages or a :class:`Prefix`), or of each of a list of prompts."""
+    def generate(self, prompt: Any, params: Any = None) -> Completion | list[Completion]:
+        """The completion of one prompt (text, ids, messages or a :class:`Prefix`), or of each of a list of prompts, in
+        their order, as :meth:`completions` runs them. What is wrong with a single prompt is raised."""
         if isinstance(prompt, (str, Prefix)) or _are_messages(prompt) or (prompt and isinstance(prompt[0], int)):
             return self.stream(prompt, params).finish()
-        return [self.stream(each, params).finish() for each in prompt]
+        done = dict(self.completions(prompt, params))
+        return [done[i] for i in range(len(done))]
+
+    def completions(
+        self, prompts: Sequence[Prompt | Prefix], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[tuple[int, Completion]]:
+        """(index, completion) of each prompt as it completes; ``max_batch`` of them run at a time. ``params`` are for
+        all, or one for each. A request that fails has the finish reason ``error``, and the others go on. Who stops
+        iterating cancels what is left."""
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else params
+        running: dict[int, Generation] = {}
+        try:
+            for i, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+                try:
+                    running[i] = self.stream(prompt, own)
+                    running[i].submit()
+                except FoldspecError as error:
+                    running.pop(i, None)
+                    yield i, Completion((), finish_reason="error", error=error)
+            while running:
+                for i in [i for i, generation in running.items() if generation.over]:
+                    generation = running.pop(i)
+                    with contextlib.suppress(FoldspecError):  # the completion has it
+                        generation.finish()
+                    yield i, generation.completion
+                if not self.scheduler.idle:
+                    self.scheduler.step()
+        finally:
+            for generation in running.values():
+                generation.close()
+
+    def astream(self, prompt: Prompt | Prefix, params: SamplingParams | None = None) -> AsyncIterator[Piece]:
+        """:meth:`stream` for asynchronous callers: steps run in a thread of their own, any number of streams share
+        them. Whoever leaves the loop, or is cancelled in it, cancels the request."""
+        return pieces(self.stream(prompt, params), self._resources.worker)
 
     def stream(self, prompt: Prompt | Prefix, params: SamplingParams | None = None) -> Generation:
-        """Generate piece by piece. Whatever is wrong with the prompt is raised here."""
+        """Generate piece by piece. Whatever is wrong with the prompt is raised here. The request begins with the first
+        piece that is asked for; each piece runs the steps that it needs, of which other open requests have their part.
+        """
         params, resources = params or SamplingParams(), self._resources
         prefix = prompt if isinstance(prompt, Prefix) else None
         if isinstance(prompt, Prefix):
@@ -235,31 +282,9 @@ class Engine:
         noise = Noise(cast(int, params.seed))
         text = TextStream(self.tokenizer, params.stop)
         request = Request(resources.new_id(), ids, limit, stops, params, noise, text)
-        return Generation(self, request, prefix)
-
-    def _run(self, request: Request, prefix: Prefix | None, completion: Completion) -> Iterator[None]:
-        """The request, commit by commit. The clock stands still outside, so that a slow reader costs no speed."""
-        resources = self._resources
-        if request.limit == 0:
-            request.finish_reason = "length"
-            return
-        clock = -time.perf_counter()  # seconds on the clock, less the time at which it was last started
-        with resources.opened(request.id, self._drafter, prefix):
-            if prefix is None:
-                logits = resources.run_prompt(request.id, request.prompt, self._drafter)
-            else:
-                logits, clock = prefix.logits, clock + prefix.seconds  # as if the prompt had just been run
-            first = self._rule.first(logits, request, request.noise)
-            request.commit([first], logprobs_of(logits, [first], request.params.logprobs))
-            completion.first_time = completion.last_time = clock + time.perf_counter()
-            while True:
-                clock += time.perf_counter()
-                yield
-                clock -= time.perf_counter()
-                if request.done:
-                    return
-                self._rounds.round([request])
-                completion.last_time = clock + time.perf_counter()
+        self.scheduler.check_size(request)
+        origin = None if prefix is None else Origin(prefix.request, prefix.logits, prefix.seconds)
+        return Generation(self.scheduler, request, origin)
 
     def settings(self) -> dict[str, Any]:
         """How this engine runs, for a report: names, revisions, options."""
@@ -276,6 +301,9 @@ class Engine:
             "law": self._rule.law(),
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
+            "prefill_budget": resources.budget,
+            "max_batch": resources.options.max_batch,
+            "cache_tokens": resources.options.cache_tokens,
             "page_size": resources.options.page_size,
         }
 
@@ -298,61 +326,16 @@ class Engine:
         return self._resources.kernels.notices
 
     def close(self) -> None:
-        """Let go of weights and caches. Other engines over them, made by :meth:`using`, keep them alive."""
-        del self._resources, self._rounds, self._drafter
+        """Cancel what runs, and let go of weights and caches. Other engines over them, made by :meth:`using`, keep them
+        alive."""
+        self.scheduler.clear()
+        del self._resources, self._rounds, self._drafter, self.scheduler
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Generation(Iterator[Piece]):
-    """The pieces of one request as they are committed; ``completion`` grows with them.
-
-    Iterate, or call :meth:`finish` for the rest at once. :meth:`close` cancels: pages are freed, and what was generated
-    stays in ``completion``, whose finish reason is then ``cancelled``.
-    """
-
-    def __init__(self, engine: Engine, request: Request, prefix: Prefix | None) -> None:
-        self.completion = Completion(prompt_ids=request.prompt, rounds=request.rounds, seed=request.params.seed)
-        if request.params.logprobs is not None:
-            self.completion.logprobs = request.logprobs
-        self._request = request
-        self._runs = engine._run(request, prefix, self.completion)
-
-    def __next__(self) -> Piece:
-        try:
-            next(self._runs)
-        except StopIteration:
-            self._deliver()  # a request without a token ends without a piece
-            raise
-        except FoldspecError as error:
-            self._request.fail(error)
-            self._deliver()
-            raise
-        return self._deliver()
-
-    def _deliver(self) -> Piece:
-        """Bring the completion up to what the request has; the difference."""
-        done, request = self.completion, self._request
-        piece = Piece(request.text.so_far[len(done.text) :], tuple(request.output[len(done.token_ids) :]))
-        done.token_ids, done.text = tuple(request.output), request.text.so_far
-        done.finish_reason, done.stopped_by = request.finish_reason, request.stopped_by
-        return piece
-
-    def finish(self) -> Completion:
-        """Generate what is left and return the completion."""
-        for _ in self:
-            pass
-        return self.completion
-
-    def close(self) -> None:
-        """Cancel the request, unless it has ended."""
-        self._runs.close()  # type: ignore[attr-defined]
-        self._request.cancel()
-        self._deliver()
 
 
 def _are_messages(prompt: Any) -> bool:
@@ -365,7 +348,11 @@ def split_options(options: dict[str, Any]) -> tuple[EngineOptions, MethodOptions
     for name in options:
         if name not in engine | method:
             raise UsageError(f"unknown option {name!r}", do=f"known: {', '.join(sorted(engine | method))}")
-    surroundings = {"cache_dir": cache_folder(), "compiler": os.environ.get("CXX") or None}
+    surroundings = {
+        "cache_dir": cache_folder(),
+        "compiler": os.environ.get("CXX") or None,
+        "debug": bool(os.environ.get("FOLDSPEC_DEBUG")),
+    }
     chosen: dict[str, Any] = surroundings | {k: v for k, v in options.items() if k in engine}
     return EngineOptions(**chosen), MethodOptions(**{k: v for k, v in options.items() if k in method})
 

@@ -242,6 +242,12 @@ class EngineOptions:
     ``max_context``    tokens a request may hold, prompt and output; None: what the target declares
     ``prefill_chunk``  prompt tokens a forward; None: 512 on a CPU, 8,192 on a GPU
     ``page_size``      cache entries a page, a power of two from 16
+    ``max_batch``      requests that run at once; more wait
+    ``prefill_budget`` prompt tokens a forward while other requests decode; None: about what a round costs, 32 on a CPU,
+                       1,024 on a GPU
+    ``cache_tokens``   entries that the caches hold, of all requests together; None: ``max_batch`` times
+                       ``max_context``, or what a share of the free memory holds
+    ``debug``          check caches and bookkeeping after every step
     ``kernels``        ``auto`` or the name of one implementation to force
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
@@ -255,6 +261,10 @@ class EngineOptions:
     max_context: int | None = None
     prefill_chunk: int | None = None
     page_size: int = 256
+    max_batch: int = 8
+    prefill_budget: int | None = None
+    cache_tokens: int | None = None
+    debug: bool = False
     kernels: str = "auto"
     offline: bool = False
     compiler: str | None = None
@@ -268,6 +278,9 @@ class EngineOptions:
             raise UsageError(f"must be at most {MOST_THREADS}, not {self.threads}", where="threads")
         _whole("max_context", self.max_context, 1, optional=True)
         _whole("prefill_chunk", self.prefill_chunk, 1, optional=True)
+        _whole("max_batch", self.max_batch, 1)
+        _whole("prefill_budget", self.prefill_budget, 1, optional=True)
+        _whole("cache_tokens", self.cache_tokens, 1, optional=True)
         _whole("page_size", self.page_size, 16)
         if self.page_size & (self.page_size - 1):
             raise UsageError(f"must be a power of two, not {self.page_size}", where="page_size")

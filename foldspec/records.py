@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from foldspec.errors import FoldspecError
+
 __all__ = [
     "Completion",
     "DrafterFacts",
@@ -136,7 +138,8 @@ class Completion:
     ``finish_reason``: ``stop``, ``length``, ``error`` or ``cancelled``; ``stopped_by`` is the id or the string that
     made it stop. The text ends before a stop string, ids end with the token that completed it.
     ``logprobs``: one a token of ``token_ids``; None where they were not asked for.
-    ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
+    ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token; ``times``: to
+    the first token and to the end of each round. ``error``: why it failed, where ``finish_reason`` is ``error``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -149,6 +152,8 @@ class Completion:
     seed: int | None = None
     stopped_by: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    times: list[float] = field(default_factory=list)
+    error: FoldspecError | None = None
 
     @property
     def tau(self) -> float | None:

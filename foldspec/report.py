@@ -16,9 +16,10 @@ from foldspec.drafters import ARCHITECTURES as DRAFTERS
 from foldspec.drafters import MODEL_FREE
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, held_dtype, is_local
+from foldspec.memory import make_plan
 from foldspec.models.base import ARCHITECTURES as TARGETS
-from foldspec.options import EngineOptions
-from foldspec.resources import choose_operators, pick_context, pick_device, pick_dtype
+from foldspec.options import EngineOptions, MethodOptions
+from foldspec.resources import CHUNKS, choose_operators, filled_in, pick_context, pick_device, pick_dtype
 
 __all__ = ["check", "environment", "known"]
 
@@ -58,7 +59,7 @@ def check(
     kernels, device = Kernels.of(options), pick_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    dtype, held, widths, about = torch.float32, torch.float32, (64, 64), None
+    dtype, held, widths, about, memory = torch.float32, torch.float32, (64, 64), None, None
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
@@ -84,8 +85,23 @@ def check(
                 "taps": list(found.network.facts.taps),
                 "verdict": "the drafter was made for this target",
             }
+        memory = make_plan(
+            found,
+            options,
+            filled_in(MethodOptions(), found),
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            chunk=options.prefill_chunk or CHUNKS[device.type],
+            longest=pick_context(options.max_context, found),
+        ).report()
     choose_operators(kernels, device, dtype, held, widths)
-    return {"environment": environment(device, kernels), "pair": about, "notices": list(kernels.notices)}
+    return {
+        "environment": environment(device, kernels),
+        "pair": about,
+        "memory": memory,
+        "notices": list(kernels.notices),
+    }
 
 
 def known(cache_dir: Path) -> dict[str, Any]:

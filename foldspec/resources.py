@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -20,14 +24,17 @@ from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
+from foldspec.memory import MemoryPlan, make_plan
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import prefill
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
-__all__ = ["Prefix", "Resources", "choose_operators", "pick_context", "pick_device", "pick_dtype"]
+__all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
 
-REQUESTS = 2  # full-length requests that the pools hold: one kept prefix, and one that runs
+WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
+CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
+BUDGETS = {"cpu": 32, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
 
 @dataclass
@@ -60,7 +67,8 @@ class Prefix:
     def close(self) -> None:
         """Free its pages. Requests that run from it go on."""
         if self._resources is not None:
-            self._resources.close(self.request, self._resources.prefix_drafter)
+            with self._resources.lock:
+                self._resources.close(self.request, self._resources.prefix_drafter)
             self._resources = None
 
     def __enter__(self) -> Prefix:
@@ -80,39 +88,65 @@ class Resources:
         kernels: Kernels,
         device: torch.device,
         progress: Progress | None,
+        method: MethodOptions,
+        planned: Callable[[MemoryPlan], None] | None = None,
     ) -> None:
+        """``method`` is the one that memory is planned for; any other can run too. ``planned`` hears of the plan before
+        anything is allocated. Raises :class:`ResourceError` if there is not enough memory."""
         self.found, self.options, self.kernels, self.device, self.progress = found, options, kernels, device, progress
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.dtype = pick_dtype(options.dtype, device, found)
-        self.chunk = options.prefill_chunk or (512 if device.type == "cpu" else 8192)
+        self.chunk = options.prefill_chunk or CHUNKS[device.type]
+        self.budget = options.prefill_budget or BUDGETS[device.type]
         self.max_context = pick_context(options.max_context, found)
+        self.lock = threading.RLock()  # over the caches: whoever opens, closes or steps holds it
         self._ids = itertools.count()
         self._prefix_drafter: Drafter | None = None
+        self.plan = make_plan(
+            found,
+            options,
+            method,
+            dtype=self.dtype,
+            device=device,
+            kernels=kernels,
+            chunk=self.chunk,
+            longest=self.max_context,
+        )
+        if planned is not None:
+            planned(self.plan)
         self.cache, self._draft_cache = self._pools()
 
     def _pools(self) -> tuple[PagedCache, DraftCache | None]:
-        model, network, options = self.found.model, self.found.network, self.options
-        spec = model.cache_spec(self.dtype)
-        block = network.block if network else 0
-        # a drafter writes its block behind the last entry, so a full-length request needs that much more
-        pages = REQUESTS * -(-(self.max_context + block + 1) // options.page_size)
+        network, options, plan = self.found.network, self.options, self.plan
+        spec = self.found.model.cache_spec(self.dtype)
         try:
-            cache = PagedCache(spec, pages=pages, page_size=options.page_size, device=self.device)
+            cache = PagedCache(spec, pages=plan.pages, page_size=options.page_size, device=self.device)
             if network is None:
                 return cache, None
             draft_cache = DraftCache(
                 network.cache_spec(self.dtype),
-                pages=pages,
+                pages=plan.draft_pages,
                 page_size=options.page_size,
-                max_requests=2 * REQUESTS,  # rings are small: some more, for requests that are not full-length
+                max_requests=options.max_batch,
+                longest=plan.longest,
                 device=self.device,
             )
         except RuntimeError as error:  # torch has no one class for it on all devices
-            size = pages * options.page_size * spec.bytes_per_entry
-            what = f"no memory for a cache of {size / 1e9:.1f} GB on {self.device}"
-            raise ResourceError(what, do="lower --max-context or --page-size") from error
+            what = f"no memory for a cache of {plan.target_cache / 1e9:.1f} GB on {self.device}: {plan}"
+            raise ResourceError(what, do="lower --max-context or --max-batch") from error
         return cache, draft_cache
+
+    def check_caches(self) -> None:
+        """Debug mode: what must hold of the caches whoever uses them."""
+        self.cache.tables.check()
+        if self._draft_cache is not None:
+            self._draft_cache.check()
+
+    @cached_property
+    def worker(self) -> ThreadPoolExecutor:
+        """The one thread in which steps run for asynchronous callers."""
+        return ThreadPoolExecutor(1, thread_name_prefix="foldspec")
 
     def new_id(self) -> int:
         """An id that no other request over these pools has."""
@@ -192,16 +226,17 @@ class Resources:
     def prefill(self, prompt: tuple[int, ...]) -> Prefix:
         """Prefill a prompt and keep it."""
         self.check_room(prompt)
-        start, watch = time.perf_counter(), Stopwatch()
-        request, drafter = self.new_id(), self.prefix_drafter
-        try:
-            self.cache.open(request)
-            drafter.open_prefix(request)
-            logits = self.run_prompt(request, prompt, drafter, watch)
-        except BaseException:
-            self.close(request, drafter)
-            raise
-        return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
+        with self.lock:
+            start, watch = time.perf_counter(), Stopwatch()
+            request, drafter = self.new_id(), self.prefix_drafter
+            try:
+                self.cache.open(request)
+                drafter.open_prefix(request)
+                logits = self.run_prompt(request, prompt, drafter, watch)
+            except BaseException:
+                self.close(request, drafter)
+                raise
+            return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
 
 
 def choose_operators(
@@ -215,6 +250,17 @@ def choose_operators(
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
+
+
+def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
+    """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it."""
+    entry = found.entry
+    return dataclasses.replace(
+        method,
+        window=method.window or (entry.window if entry else None) or WINDOW,
+        alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
+        coverage=method.coverage or (entry.coverage if entry else "all"),
+    )
 
 
 def pick_device(name: str) -> torch.device:

@@ -21,7 +21,6 @@ from typing import Protocol
 
 import torch
 
-from foldspec.errors import CheckpointError
 from foldspec.laws import Law, law_of
 from foldspec.noise import Noise, Purpose
 from foldspec.options import SamplingParams
@@ -60,17 +59,10 @@ class TargetLaws:
         self._counts: Counter[int] | None = None
 
     @property
-    def error(self) -> CheckpointError | None:
-        """What is wrong with the logits; NaN weights, or an overflow in float16, would else come out as an endless row
-        of one token."""
-        for i, peak in enumerate(self._peaks):
-            if not math.isfinite(peak):
-                return CheckpointError(
-                    f"the target's logits for position {self.position + i} are not finite",
-                    where=f"request {self._text.id}",
-                    do="use --dtype float32, or check its weights",
-                )
-        return None
+    def sound(self) -> int:
+        """How many rows are finite before the first that is not. What the later rows say must not be used: NaN weights,
+        or an overflow in float16, would else come out as an endless row of one token."""
+        return next((i for i, peak in enumerate(self._peaks) if not math.isfinite(peak)), len(self._peaks))
 
     def law(self, row: int) -> Law:
         """The law of the token at a row, given that the drafts before it stand."""
@@ -115,6 +107,9 @@ class TargetLaws:
 def target_laws(logits: torch.Tensor, texts: Sequence[Text], proposals: Sequence[Proposal]) -> list[TargetLaws]:
     """The laws of each request, from packed rows [sum(drafts + 1), vocabulary]. One look at the device for all."""
     best, peaks = torch.stack((logits.argmax(-1).double(), logits.amax(-1).double())).tolist()
+    if not all(map(math.isfinite, peaks)):  # rules see numbers alone
+        finite = torch.tensor([math.isfinite(peak) for peak in peaks], device=logits.device)
+        logits = torch.where(finite[:, None], logits, 0.0)
     laws, row = [], 0
     for text, proposal in zip(texts, proposals, strict=True):
         own = slice(row, row + len(proposal.tokens) + 1)

@@ -156,7 +156,7 @@ def real_rounds(engine: Engine, length: int, limit: int, stack: ExitStack) -> di
         one = engine.using(**changes)
         request = Request(engine._resources.new_id(), prefix.token_ids, limit)
         stack.enter_context(engine._resources.opened(request.id, one._drafter, prefix))
-        request.commit([one._rule.first(prefix.logits, request, request.noise)])
+        one._rounds.first(request, prefix.logits)
         arms[name] = partial(_round, one._rounds, request)
     return arms
 

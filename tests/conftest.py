@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -9,6 +11,7 @@ from hypothesis import settings
 # The same examples on every run, and no time limit on a busy machine.
 settings.register_profile("foldspec", derandomize=True, deadline=None, database=None)
 settings.load_profile("foldspec")
+os.environ["FOLDSPEC_DEBUG"] = "1"  # caches and bookkeeping are checked after every step
 
 
 @pytest.fixture(autouse=True)

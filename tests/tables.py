@@ -129,8 +129,10 @@ def run(
     for number, (each, noise) in enumerate(zip(params, noises, strict=True)):
         request = Request(number, PROMPT, each.max_tokens, frozenset(stop_ids), params=each, noise=noise)
         model.hold(number, PROMPT)
-        logits = torch.tensor(TARGET[PROMPT][None])
-        request.commit([rule.first(logits, request, noise) if first else PROMPT[-1]])
+        if first:
+            loop.first(request, torch.tensor(TARGET[PROMPT][None]))
+        else:
+            request.commit([PROMPT[-1]])
         requests.append(request)
     while any(not request.done for request in requests):
         loop.round([request for request in requests if not request.done])

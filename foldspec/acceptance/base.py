@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
-
 from foldspec.noise import Noise
-from foldspec.records import PointMass, Proposal, Verdict
-from foldspec.sampling import TargetLaws, Text, target_laws
+from foldspec.records import Proposal, Verdict
+from foldspec.sampling import TargetLaws
 
 __all__ = ["AcceptanceRule"]
 
@@ -30,14 +28,3 @@ class AcceptanceRule(ABC):
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""
-
-    def first(self, logits: torch.Tensor, text: Text, noise: Noise) -> int:
-        """The first token of a request, from the logits [1, vocabulary] of its prompt's last token.
-
-        Raises :class:`CheckpointError` for logits that are not finite.
-        """
-        nothing: list[Proposal] = [PointMass(())]
-        targets = target_laws(logits, [text], nothing)
-        if targets[0].error is not None:
-            raise targets[0].error
-        return self.decide(targets, nothing, [noise])[0].next_token

@@ -54,6 +54,10 @@ class PagedCache:
         if self.tables.is_open(request):
             self.tables.close(request)
 
+    def reserve(self, request: int, entries: int) -> None:
+        """Make sure that entries below ``entries`` have slots. Raises :class:`ResourceError`; then nothing changed."""
+        self.tables.reserve(request, entries)
+
     def begin(self, rows: Rows) -> None:
         """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`; then none is counted."""
         ends = [start + packed.stop - packed.start for _, start, packed in rows]

@@ -31,7 +31,7 @@ class PageAllocator:
         if count > self.free_pages:
             raise ResourceError(
                 f"{count} cache pages needed, {self.free_pages} of {len(self._owners)} free",
-                do="lower --max-context or end other requests",
+                do="end other requests or raise --cache-tokens",
             )
         start = 0 if after is None else after + 1
         if any(self._owners[start : start + count]) or start + count > len(self._owners):
@@ -68,6 +68,11 @@ class PageAllocator:
     def owners(self, page: int) -> int:
         """How many requests hold the page."""
         return self._owners[page]
+
+    @property
+    def pages(self) -> int:
+        """Pages in all, free or not."""
+        return len(self._owners)
 
 
 @dataclass
@@ -136,6 +141,22 @@ class PageTables:
             return []
         return [(old.pages[full] * self.page_size, new.pages[full] * self.page_size, rest)]
 
+    @property
+    def entries(self) -> int:
+        """Entries that all pages together hold."""
+        return self.allocator.pages * self.page_size
+
+    def check(self) -> None:
+        """Debug mode: every page has as many owners as tables name it, and no table says more than its pages hold."""
+        named = [0] * self.allocator.pages
+        for request, table in self._tables.items():
+            assert 0 <= table.length <= len(table.pages) * self.page_size, f"request {request} is longer than its pages"
+            assert len(set(table.pages)) == len(table.pages), f"request {request} has a page twice"
+            for page in table.pages:
+                named[page] += 1
+        owners = [self.allocator.owners(page) for page in range(self.allocator.pages)]
+        assert named == owners, "pages are owned by no table, or named by tables that do not own them"
+
     def runs(self, request: int, first: int, last: int) -> tuple[Run, ...]:
         """The entries ``first .. last-1`` as maximal runs of consecutive slots."""
         pages, size = self._tables[request].pages, self.page_size
@@ -157,13 +178,19 @@ class Rings:
     ``capacity`` entries are always there, in at most two runs."""
 
     def __init__(self, rings: int, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity, self._rings = capacity, rings
         self._free = list(range(rings))
         self._ring: dict[int, int] = {}
 
+    def check(self) -> None:
+        """Debug mode: every ring is free or has one owner."""
+        assert sorted([*self._free, *self._ring.values()]) == list(range(self._rings)), (
+            "a window ring is lost or shared"
+        )
+
     def open(self, request: int) -> None:
         if not self._free:
-            raise ResourceError("no window ring is free", do="end other requests")
+            raise ResourceError("no window ring is free", do="end other requests or raise --max-batch")
         self._ring[request] = self._free.pop(0)
 
     def close(self, request: int) -> None:

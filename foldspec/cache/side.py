@@ -32,16 +32,25 @@ class Layout:
 class DraftCache:
     """Values, rotated keys, un-rotated keys [layers, slots, kv heads, width] and rings, for many requests.
 
-    An array exists once a request needs it, and from then on; of rings there is a pool for each capacity. Block rows
-    are written behind the committed entries as scratch: readable in the same round, and never counted.
+    An array exists once a request needs it, and from then on; of rings there is a pool for each capacity, at most
+    ``longest`` (the most entries that a request may hold; None: all slots). Block rows are written behind the committed
+    entries as scratch: readable in the same round, and never counted.
     """
 
     def __init__(
-        self, spec: CacheSpec, *, pages: int, page_size: int, max_requests: int, device: torch.device | str
+        self,
+        spec: CacheSpec,
+        *,
+        pages: int,
+        page_size: int,
+        max_requests: int,
+        device: torch.device | str,
+        longest: int | None = None,
     ) -> None:
         self.spec, self._device, self._max_requests = spec, device, max_requests
         self.tables = PageTables(pages, page_size)
         self._slots = pages * page_size
+        self._longest = min(longest or self._slots, self._slots)
         self._values = self._empty(self._slots, spec.value_width)
         self._keys: dict[str, torch.Tensor] = {}
         self._rings: dict[int, tuple[Rings, torch.Tensor]] = {}
@@ -57,8 +66,8 @@ class DraftCache:
         self._adopt(request, layouts)
 
     def _adopt(self, request: int, layouts: tuple[Layout, ...]) -> None:
-        # a ring as long as all slots holds everything, so that a huge window costs no more than the context
-        layouts = tuple(replace(layout, ring=min(layout.ring, self._slots)) for layout in layouts)
+        # a ring as long as a request holds everything, so that a huge window costs no more than the context
+        layouts = tuple(replace(layout, ring=min(layout.ring, self._longest)) for layout in layouts)
         self._layouts[request] = layouts
         for kind in ("rotated", "unrotated"):
             if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
@@ -80,6 +89,13 @@ class DraftCache:
         for rings, _ in self._rings.values():
             rings.close(request)
         self._layouts.pop(request, None)
+
+    def check(self) -> None:
+        """Debug mode: what must hold of pages, rings and layouts whoever is open."""
+        self.tables.check()
+        for rings, _ in self._rings.values():
+            rings.check()
+        assert all(self.tables.is_open(request) for request in self._layouts), "a layout outlives its request"
 
     def layout(self, request: int, layer: int) -> Layout:
         return self._layouts[request][layer]

@@ -52,6 +52,10 @@ class ContextReader:
     def close(self, request: int) -> None:
         self._cache.close(request)
 
+    def reserve(self, request: int, entries: int) -> None:
+        """Room for ``entries`` entries and a block after them. Raises :class:`ResourceError`."""
+        self._cache.reserve(request, entries + self._method.block)
+
     def truncate(self, request: int, length: int) -> None:
         self._cache.truncate(request, length)
 

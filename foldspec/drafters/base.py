@@ -77,6 +77,11 @@ class Drafter(ABC):
     def close(self, request: int) -> None:
         """Forget the request and free what it held."""
 
+    def reserve(self, request: int, entries: int) -> None:  # noqa: B027  (nothing to do is the rule)
+        """Make sure of room for ``entries`` committed entries of an open request and for a proposal after them: what
+        the scheduler asks before it admits a request and before every round. Raises :class:`ResourceError`; then
+        nothing has changed."""
+
     @abstractmethod
     def truncate(self, request: int, length: int) -> None:
         """Keep exactly the first ``length`` committed entries (or all, if it holds fewer)."""

@@ -275,6 +275,9 @@ class DFlash(Drafter):
     def close(self, request: int) -> None:
         self._reader.close(request)
 
+    def reserve(self, request: int, entries: int) -> None:
+        self._reader.reserve(request, entries)
+
     def truncate(self, request: int, length: int) -> None:
         # nothing drafted was stored, and the entries of this round come after: only scratch pages are given back
         self._reader.truncate(request, min(length, self._reader.length(request)))

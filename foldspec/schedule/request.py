@@ -75,18 +75,23 @@ class Request:
                 break
         return tuple(kept)
 
-    def cancel(self) -> None:
-        """End the request here, unless it has ended, and bring its records in line.
-
-        An interrupt may have come anywhere: tokens whose round was not recorded were never delivered and are dropped,
-        and the text is made anew from those that are left.
-        """
+    def settle(self) -> None:
+        """Bring the records in line after an interrupt, which may have come anywhere in a commit: tokens whose round
+        was not recorded were never delivered and are dropped, and the text is made anew from those that are left."""
         recorded = 1 + sum(len(r.committed) for r in self.rounds)
-        if not self.done or len(self.output) > recorded:
-            self.finish_reason, self.stopped_by = "cancelled", None
+        if len(self.output) > recorded:
+            self.finish_reason, self.stopped_by = "", None
         del self.output[recorded:]
         del self.logprobs[len(self.output) :]
         self.text = self.text.remade(self.output, self.params.min_tokens)
+        if self.done:
+            self.text.finish()
+
+    def cancel(self) -> None:
+        """End the request here, unless it has ended."""
+        if not self.done:
+            self.finish_reason = "cancelled"
+            self.text.finish()
 
     def fail(self, error: FoldspecError) -> None:
         """End the request because of an error, which is its own and no other request's."""

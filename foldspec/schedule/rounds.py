@@ -1,11 +1,13 @@
 """The round loop: one draft, one verification, one commit, one truncate, for any number of requests at once.
 
-Nothing here knows which drafter, which reading of the context or which rule is at work.
+The target's pass is ragged: the blocks of the requests that decode, and beside them chunks of prompts that are being
+prefilled. Nothing here knows which drafter, which reading of the context or which rule is at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,14 +15,26 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
+from foldspec.errors import CheckpointError
 from foldspec.logprobs import logprobs_of
 from foldspec.models.base import ForwardPlan, LanguageModel
-from foldspec.records import Round
+from foldspec.records import PointMass, Proposal, Round
 from foldspec.sampling import target_laws
 from foldspec.schedule.request import Request
 from foldspec.schedule.trace import Mark, unmarked
 
-__all__ = ["Rounds"]
+__all__ = ["Chunk", "Rounds"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Committed tokens of ``request`` from position ``start`` on that no cache holds yet. ``first``: these are the last
+    of its prompt, so the row of the last one gives its first token."""
+
+    request: Request
+    start: int
+    tokens: Sequence[int]
+    first: bool = False
 
 
 class Rounds:
@@ -44,61 +58,124 @@ class Rounds:
         self._device = device
         self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
-    @torch.inference_mode()
+    def budget(self, request: Request) -> int:
+        """Drafts that this round can verify of the request."""
+        return max(0, min(self._max_drafts, request.draft_budget))
+
     def round(self, requests: Sequence[Request]) -> list[Round]:
-        """Advance each request, none of them done, by at least one token."""
-        ids = [r.id for r in requests]
-        starts = [r.anchor_pos for r in requests]
-        anchors = [r.output[-1] for r in requests]
-        budgets = [max(0, min(self._max_drafts, r.draft_budget)) for r in requests]
-        rows = Rows.of(ids, starts, [1] * len(ids))
-        self.mark("host")
-        noises = [r.noise for r in requests]
-        proposals = self.drafter.propose(rows, anchors, budgets, noises)
-        self.mark("draft")
+        """Advance each request, none of them done, by at least one token. Raises the error of one that fails."""
+        self.step(requests, ())
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        return [request.rounds[-1] for request in requests]
 
-        blocks = [(anchor, *proposal.tokens) for anchor, proposal in zip(anchors, proposals, strict=True)]
-        rows = Rows.of(ids, starts, [len(block) for block in blocks])
-        tokens = [token for block in blocks for token in block]
-        ids_of_rows = torch.tensor(tokens, device=self._device)
+    @torch.inference_mode()
+    def step(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> None:
+        """One pass of the target over a block of each request that decodes and over the chunks. Every request that
+        decodes is advanced by at least one token, and one whose prompt ends here gets its first. A request whose next
+        token would come from logits that are not finite ends with an error; the others are none the worse for it.
+        """
+        anchors = Rows.of([r.id for r in decoding], [r.anchor_pos for r in decoding], [1] * len(decoding))
+        proposals = self._propose(decoding, anchors)
+        rows, tokens = self._rows(decoding, proposals, chunks)
+        ids = torch.tensor(tokens, device=self._device)
+        judged = [(r, p) for r, p in zip(decoding, proposals, strict=True)]
+        judged += [(chunk.request, PointMass(())) for chunk in chunks if chunk.first]
         self.mark("host")
-        output = self.model(ids_of_rows, ForwardPlan(rows, self.drafter.taps), self.cache)
+        output = self.model(
+            ids, ForwardPlan(rows, self.drafter.taps, self._head_rows(rows, decoding, chunks)), self.cache
+        )
         self.mark("verify")
-        targets = target_laws(output.logits, requests, proposals)
-        for target in targets:
-            if target.error is not None:
-                raise target.error
-        verdicts = self.rule.decide(targets, proposals, noises)
-        self.mark("accept")
+        self._commit(output.logits, judged, len(decoding))
+        self._keep(decoding, chunks, rows, tokens, output.taps)
 
-        rounds = []
-        for request, own, proposal, verdict in zip(requests, rows, proposals, verdicts, strict=True):
-            position = request.anchor_pos
-            run = (*proposal.tokens[: verdict.accepted], verdict.next_token)
-            committed = request.commit(run, logprobs_of(output.logits[own[2]], run, request.params.logprobs))
-            rounds.append(Round(position, proposal.tokens, verdict.accepted, committed))
-            request.rounds.append(rounds[-1])
-        self._keep(requests, rows, tokens, output.taps)
-        return rounds
+    @torch.inference_mode()
+    def first(self, request: Request, logits: torch.Tensor) -> None:
+        """Commit the first token of a request, from the logits [1, vocabulary] of its prompt's last token."""
+        self._commit(logits, [(request, PointMass(()))], 0)
+
+    def _propose(self, decoding: Sequence[Request], anchors: Rows) -> list[Proposal]:
+        if not decoding:
+            return []
+        self.mark("host")
+        tokens, budgets = [r.output[-1] for r in decoding], [self.budget(r) for r in decoding]
+        proposals = self.drafter.propose(anchors, tokens, budgets, [r.noise for r in decoding])
+        self.mark("draft")
+        return proposals
+
+    def _rows(
+        self, decoding: Sequence[Request], proposals: Sequence[Proposal], chunks: Sequence[Chunk]
+    ) -> tuple[Rows, list[int]]:
+        """The packed rows of a pass, blocks first, and their ids."""
+        blocks = [(r.output[-1], *proposal.tokens) for r, proposal in zip(decoding, proposals, strict=True)]
+        rows = Rows.of(
+            [*(r.id for r in decoding), *(c.request.id for c in chunks)],
+            [*(r.anchor_pos for r in decoding), *(c.start for c in chunks)],
+            [*(len(block) for block in blocks), *(len(c.tokens) for c in chunks)],
+        )
+        return rows, [token for piece in (*blocks, *(c.tokens for c in chunks)) for token in piece]
+
+    @staticmethod
+    def _head_rows(rows: Rows, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+        """The rows whose logits are used: all of a block, of a chunk at most the last."""
+        if not chunks:
+            return None
+        ends = rows.offsets[len(decoding) + 1 :]
+        last = [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.first]
+        return (*range(rows.offsets[len(decoding)]), *last)
+
+    def _commit(self, logits: torch.Tensor, judged: Sequence[tuple[Request, Proposal]], decoding: int) -> None:
+        """Decide and commit. ``logits`` [sum(drafts + 1), vocabulary]; the first ``decoding`` requests run a round."""
+        if not judged:
+            return
+        requests, proposals = [request for request, _ in judged], [proposal for _, proposal in judged]
+        targets = target_laws(logits, requests, proposals)
+        verdicts = self.rule.decide(targets, proposals, [request.noise for request in requests])
+        self.mark("accept")
+        for i, (request, target, proposal, verdict) in enumerate(
+            zip(requests, targets, proposals, verdicts, strict=True)
+        ):
+            position, sound = request.anchor_pos, target.sound
+            run = (*proposal.tokens[: verdict.accepted], verdict.next_token)[:sound]
+            tokens = request.commit(run, logprobs_of(target.logits, run, request.params.logprobs))
+            if verdict.accepted >= sound and not request.done:  # plain decoding would come as far, and no further
+                request.fail(_not_finite(request, position + sound))
+            if i < decoding and tokens:
+                request.rounds.append(Round(position, proposal.tokens, min(verdict.accepted, sound), tokens))
 
     def _keep(
-        self, requests: Sequence[Request], rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]
+        self,
+        decoding: Sequence[Request],
+        chunks: Sequence[Chunk],
+        rows: Rows,
+        tokens: Sequence[int],
+        taps: Sequence[torch.Tensor],
     ) -> None:
         """Every cache keeps the committed entries and nothing else; the drafter takes in the new ones."""
-        for request in requests:
-            self.cache.truncate(request.id, request.anchor_pos)
-            self.drafter.truncate(request.id, request.anchor_pos)
-        going = [(r, start, packed) for r, (_, start, packed) in zip(requests, rows, strict=True) if not r.done]
+        for request, start in zip(decoding, rows.starts, strict=False):
+            self.cache.truncate(request.id, max(start, request.anchor_pos))
+            self.drafter.truncate(request.id, max(start, request.anchor_pos))
+        kept: list[int] = []
+        going: list[tuple[int, int, int]] = []
+        for request, (number, start, packed) in zip((*decoding, *(c.request for c in chunks)), rows, strict=True):
+            count = min(packed.stop - packed.start, request.anchor_pos - start)
+            if not request.done and count:
+                going.append((number, start, count))
+                kept += range(packed.start, packed.start + count)
         if not going:
             return
-        kept = [packed.start + i for r, start, packed in going for i in range(r.anchor_pos - start)]
-        new = Rows.of(
-            [r.id for r, _, _ in going],
-            [start for _, start, _ in going],
-            [r.anchor_pos - start for r, start, _ in going],
-        )
         if len(kept) < rows.total:
             tokens, taps = [tokens[i] for i in kept], [tap[kept] for tap in taps]
         self.mark("host")
-        self.drafter.absorb(new, tokens, taps)
+        self.drafter.absorb(Rows.of(*zip(*going, strict=True)), tokens, taps)
         self.mark("draft")
+
+
+def _not_finite(request: Request, position: int) -> CheckpointError:
+    """NaN weights, or an overflow in float16, would else come out as an endless row of one token."""
+    return CheckpointError(
+        "the target's logits are not finite",
+        where=f"request {request.id}, position {position}",
+        do="use --dtype float32, or check its weights",
+    )

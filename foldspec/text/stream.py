@@ -72,11 +72,10 @@ class TextStream:
         return text
 
     def remade(self, ids: Iterable[int], first: int = 0) -> TextStream:
-        """The same text made anew from all its ids, and finished. The first ``first`` complete no stop string."""
+        """The same text made anew from all its ids. The first ``first`` complete no stop string."""
         new = TextStream(self._tokenizer, self._stops.strings)
         for at, token in enumerate(ids):
             new.push((token,), at >= first)
-        new.finish()
         return new
 
     def _settle(self, ids: Iterable[int]) -> str:

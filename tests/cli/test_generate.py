@@ -63,7 +63,8 @@ def test_the_json_object() -> None:
     done = generate(*SMALL, "--max-tokens", 32, "--ignore-eos", "--json")
     assert done.code == 0 and list(done.json) == KEYS
     traced = report(*SMALL, "--max-tokens", 32, "--ignore-eos")
-    assert list(traced) == [*KEYS, "rounds"]
+    assert list(traced) == [*KEYS, "rounds", "times_ms"]
+    assert len(traced["times_ms"]) == len(traced["rounds"]) + 1
     assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed"] for r in traced["rounds"])
     assert traced["schema"] == "foldspec.generate/1" and traced["lossless"] is True and traced["text"] == ""
     assert traced["prompt_ids"] == PROMPT and traced["token_ids"] == ANSWER == done.json["token_ids"]
@@ -122,7 +123,7 @@ def test_max_tokens_is_met_exactly() -> None:
 
 def test_no_token_at_all_needs_no_forward(monkeypatch: pytest.MonkeyPatch, words: Path) -> None:
     monkeypatch.setattr(Rounds, "round", None)
-    monkeypatch.setattr("foldspec.resources.prefill", None)
+    monkeypatch.setattr("foldspec.schedule.rounds.Rounds.step", None)
     done = report(*SMALL, "--max-tokens", 0)
     assert done["token_ids"] == [] and done["finish_reason"] == "length" and done["rounds"] == []
     assert done["tau"] is done["tpot_ms"] is done["ttft_ms"] is None

@@ -326,5 +326,13 @@ def test_a_context_that_no_memory_holds(pair: Path, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     edit(pair / "target" / "config.json", max_position_embeddings=10_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("foldspec.memory.free_memory", lambda device: 4_000_000_000)
+        says = "not enough memory on cpu: cache tokens 10,000,384, weights", "target cache 10.2 GB", "free 4 GB"
+        refused(generate("--prompt-ids", "5", pair=pair), 4, *says, "--max-context", "--dtype bfloat16")
+        refused(main("check", *pair_words(pair)), 4, *says)
+        patch.setattr("foldspec.memory.free_memory", lambda device: 1000)  # not even the weights
+        refused(generate("--prompt-ids", "5", pair=pair), 4, "free 0.001 MB", "a smaller checkpoint")
+    monkeypatch.setattr("foldspec.memory.free_memory", lambda device: None)  # nobody knows, until it is asked for
     monkeypatch.setattr("foldspec.resources.PagedCache", full)
-    refused(generate("--prompt-ids", "5", pair=pair), 4, "no memory for a cache of 20.5 GB", "--max-context")
+    refused(generate("--prompt-ids", "5", pair=pair), 4, "no memory for a cache of 81.9 GB", "--max-context")

@@ -248,7 +248,7 @@ def test_memory_that_runs_out_on_the_way(monkeypatch: pytest.MonkeyPatch) -> Non
         def full(*args: object, error: Exception = error, **kwargs: object) -> None:
             raise error
 
-        monkeypatch.setattr("foldspec.resources.prefill", full)
+        monkeypatch.setattr("foldspec.schedule.rounds.Rounds.step", full)
         refused(generate(*IDS), 4, "out of memory", "--prefill-chunk")
 
 

@@ -102,7 +102,7 @@ def test_while_the_weights_load_and_while_modules_are_imported(tmp_path: Path) -
 def test_while_the_prompt_is_read(tmp_path: Path, words: Path) -> None:
     """There is a completion already, an empty one."""
     line = ("generate", *pair_words(words), "--prompt-ids", LONG, "--prefill-chunk", 1)
-    code = slow("foldspec.resources", "prefill", *line, "--json", "--trace")
+    code = slow("foldspec.schedule.scheduler", "Chunk", *line, "--json", "--trace")
     done = interrupt_at(start(tmp_path, code, text=False), b"now\n")
     assert done.code == 130 and done.err == "0 tokens, cancelled\n"
     assert done.json["finish_reason"] == "cancelled" and done.json["prompt_ids"][:3] == [5, 6, 7]
@@ -148,13 +148,13 @@ def slow_rounds(line: list[str]) -> list[str]:
     """The command, every round of which is counted on stderr and takes a while."""
     code = (
         "import json, sys, time; from foldspec import cli; from foldspec.schedule.rounds import Rounds\n"
-        "real, count = Rounds.round, iter(range(9999))\n"
-        "def slow(self, requests):\n"
+        "real, count = Rounds.step, iter(range(9999))\n"
+        "def slow(*arguments):\n"
         "    n = next(count)\n"
         "    if n <= 5: print('round', n, file=sys.stderr, flush=True)\n"
         "    time.sleep(0.1 if n < 5 else 60)\n"
-        "    return real(self, requests)\n"
-        "Rounds.round = slow\n"
+        "    return real(*arguments)\n"
+        "Rounds.step = slow\n"
         "sys.exit(cli.main(json.loads(sys.argv[1])))"
     )
     return [sys.executable, "-c", code, json.dumps(line[line.index("generate") :])]
@@ -208,7 +208,7 @@ def test_the_key_pressed_in_every_round(words: Path, monkeypatch: pytest.MonkeyP
         **{w.strip("-"): f for w, f in zip(pair_words(words)[::2], pair_words(words)[1::2], strict=True)}
     ) as engine:
         whole = engine.generate(prompt, params)
-        for owner, name in ((Rounds, "round"), (Rounds, "_keep"), (Request, "commit"), (TextStream, "push")):
+        for owner, name in ((Rounds, "step"), (Rounds, "_keep"), (Request, "commit"), (TextStream, "push")):
             real = getattr(owner, name)
             for after in (False, True):
                 for at in range(1, 7):
@@ -232,7 +232,8 @@ def test_the_key_pressed_in_every_round(words: Path, monkeypatch: pytest.MonkeyP
                     check_cancelled(generation.completion, whole, engine)
             again = engine.generate(prompt, params)
             assert again.token_ids == whole.token_ids and again.rounds == whole.rounds
-        assert engine._resources.cache.tables.allocator.free_pages == 18  # nothing is held
+        allocator = engine.resources.cache.tables.allocator
+        assert allocator.free_pages == allocator.pages  # nothing is held
 
 
 def check_cancelled(done: Completion, whole: Completion, engine: Engine) -> None:

@@ -193,7 +193,9 @@ def test_a_request_that_grows_alone_is_one_run() -> None:
 def test_too_many_pages_are_refused_and_none_is_taken() -> None:
     allocator = PageAllocator(3)
     allocator.allocate(1)
-    with pytest.raises(ResourceError, match="3 cache pages needed, 2 of 3 free; lower --max-context"):
+    with pytest.raises(
+        ResourceError, match="3 cache pages needed, 2 of 3 free; end other requests or raise --cache-tokens"
+    ):
         allocator.allocate(3)
     assert allocator.free_pages == 2
 

@@ -60,7 +60,9 @@ def check(
     assert [entry.logprob for entry in request.logprobs] == [-float(i) for i in range(len(request.output))]
     assert sum(len(r.committed) for r in request.rounds) == max(0, len(request.output) - 1)
     again = Request(1, (7,), limit, stop_ids, params, TextStream(tok, params.stop), output=list(request.output))
-    assert again.text.remade(request.output, first).so_far == request.text.so_far
+    text = again.text.remade(request.output, first)
+    text.finish()
+    assert text.so_far == request.text.so_far
     return end
 
 
@@ -185,7 +187,7 @@ def test_min_tokens_counts_tokens_and_not_rounds() -> None:
         assert check(tok, ids, [size], ["ab"], frozenset(ids[:1]), first=4, limit=4).reason == "length"
 
 
-def test_tokens_that_were_never_recorded_are_dropped_by_cancel() -> None:
+def test_tokens_that_were_never_recorded_are_dropped() -> None:
     """An interrupt between a commit and its round: what is left agrees with itself."""
     tok = tokenizer("byte-level")
     ids = byte_ids(tok, b"abcdef")
@@ -196,6 +198,8 @@ def test_tokens_that_were_never_recorded_are_dropped_by_cancel() -> None:
     request.rounds.append(Round(1, (), 1, tuple(ids[1:3])))
     request.commit(ids[3:], [TokenLogprobs(0.0, ())] * 3)
     assert request.done
+    request.settle()
+    assert not request.done
     request.cancel()
     assert (request.finish_reason, request.stopped_by, request.output) == ("cancelled", None, ids[:3])
     assert request.text.so_far == "abc" and len(request.logprobs) == 3

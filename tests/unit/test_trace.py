@@ -35,7 +35,8 @@ def test_every_round_marks_its_parts_in_order_and_no_token_changes(engine: Engin
     other.listen(marks.append)
     done = other.generate(PROMPT, GO_ON)
     whole = ["host", "draft", "host", "verify", "accept", "host", "draft"]
-    assert marks == whole * (len(done.rounds) - 1) + whole[:5]  # the last round has nothing to absorb
+    prompt = ["host", "verify", "accept", "host", "draft"]
+    assert marks == prompt + whole * (len(done.rounds) - 1) + whole[:5]  # the last round has nothing to absorb
     assert done.token_ids == engine.using(context="full").generate(PROMPT, GO_ON).token_ids
 
 
