@@ -281,7 +281,7 @@ class Engine:
         params = params.seeded()
         noise = Noise(cast(int, params.seed))
         text = TextStream(self.tokenizer, params.stop)
-        request = Request(resources.new_id(), ids, limit, stops, params, noise, text)
+        request = Request(resources.new_id(), ids, limit, stops, params, text, noise)
         self.scheduler.check_size(request)
         origin = None if prefix is None else Origin(prefix.request, prefix.logits, prefix.seconds)
         return Generation(self.scheduler, request, origin)

@@ -27,8 +27,8 @@ class Request:
     limit: int
     stop_ids: frozenset[int] = frozenset()
     params: SamplingParams = field(default_factory=SamplingParams)
-    noise: Noise = field(default_factory=lambda: Noise(0))
     text: TextStream = field(default_factory=lambda: TextStream(None))
+    noise: Noise = field(default_factory=lambda: Noise(0))
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)

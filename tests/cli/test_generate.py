@@ -296,3 +296,27 @@ def test_settings_of_the_pair_are_told_from_given_ones(tmp_path: Path) -> None:
     edit(pair / "target" / "config.json", max_position_embeddings=128)
     assert report(*SMALL, "--max-tokens", 1, pair=pair)["settings"]["max_context"] == 128
     assert json.loads(generate(*SMALL, "--max-tokens", 1, "--json").out)["settings"]["max_context"] == 2048
+
+
+def test_sampled_output_and_its_seed() -> None:
+    """``match`` gives the ids of seeded plain decoding; a fresh seed is told, and gives the same text once more."""
+    loose = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--temperature", 0.9, "--top-p", 0.95]
+    plain = report(*loose, "--seed", 7, "--draft-tokens", 0)
+    drawn = ["--accept", "match", "--draft-temperature", 0.7, "--draft-noise", "shared"]
+    done = report(*loose, "--seed", 7, *drawn)
+    assert done["token_ids"] == plain["token_ids"] != ANSWER and done["lossless"] is True
+    settings = done["settings"]
+    assert (settings["temperature"], settings["top_p"], settings["seed"]) == (0.9, 0.95, 7)
+    assert (settings["draft_temperature"], settings["draft_noise"], settings["accept"]) == (0.7, "shared", "match")
+    fresh = [report(*loose, "--logit-bias", "5=1.5", "--min-p", 0.01, "--top-k", 50) for _ in range(2)]
+    first, second = (one["settings"]["seed"] for one in fresh)
+    assert first != second and fresh[0]["settings"]["logit_bias"] == [[5, 1.5]]
+    again = report(*loose, "--logit-bias", "5=1.5", "--min-p", 0.01, "--top-k", 50, "--seed", first)
+    assert again["token_ids"] == fresh[0]["token_ids"] != fresh[1]["token_ids"]
+
+
+def test_penalties_and_biases_reach_the_output() -> None:
+    assert len(set(report(*SMALL, "--max-tokens", 32, "--ignore-eos", "--frequency-penalty", 100)["token_ids"])) == 32
+    assert report(*SMALL, "--max-tokens", 5, "--logit-bias", "9=1000", "--ignore-eos")["token_ids"] == [9] * 5
+    for option in ("--repetition-penalty", "--presence-penalty"):
+        assert report(*SMALL, "--max-tokens", 32, "--ignore-eos", option, 3)["token_ids"] != ANSWER

@@ -49,6 +49,20 @@ def test_drafts_stand_as_often_as_the_rule_says(way: str) -> None:
         assert abs(off) < 4
 
 
+@pytest.mark.parametrize("rule", ["exact", "match"])
+def test_one_seed_gives_one_text_alone_and_among_others_with_a_seed_or_without(rule: str) -> None:
+    """Greedy and sampled requests together, of different lengths: none of them moves another's numbers."""
+    drafter = TableDrafter(DraftSampling(DRAFT_T))
+    params = [
+        SamplingParams(max_tokens=n, temperature=t, top_p=0.95) for n, t in ((30, T), (7, 0.0), (50, 0.7), (41, T))
+    ]
+    seeds = [3, 4, 3, SamplingParams().seeded().seed or 0]
+    together = run(make_rule(rule), drafter, params, [Noise(seed) for seed in seeds])
+    for i in (3, 0, 2, 1):
+        (alone,) = run(make_rule(rule), drafter, params[i : i + 1], [Noise(seeds[i])])
+        assert alone.output == together[i].output and alone.rounds == together[i].rounds
+
+
 class Tabled(Noise):
     """The real noise of many seeds, computed for all of them at once: only the shape of the computation differs."""
 
