@@ -64,7 +64,7 @@ class Generation(Iterator[Piece]):
         if self._job is None or not self._job.news:
             done.finish_reason = request.finish_reason
             if request.error is not None and not self._closed:
-                self._closed, done.error = True, request.error
+                self._closed, done.error, done.text = True, request.error, done.text + self._text.finish()
                 raise request.error
             raise StopIteration
         news = self._job.news.popleft()
