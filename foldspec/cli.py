@@ -187,11 +187,16 @@ def _generate(options: argparse.Namespace) -> int:
 
     plan = cli_prompts.show_plan if asked is not None and not options.quiet else None
     with Terminal(quiet=options.quiet, text=not options.json) as terminal:
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if asked is None or stage != "prefill":  # of many requests, one prefills or another all the time
+                terminal.progress(stage, done, total)
+
         engine = Engine.load(
             options.pair,
             target=options.target,
             drafter=options.drafter,
-            progress=terminal.progress,
+            progress=progress,
             planned=plan,
             **method,
             **engine_options(options),
@@ -199,6 +204,7 @@ def _generate(options: argparse.Namespace) -> int:
         if not options.quiet:
             notices(engine.notices)
         if asked is not None:
+            terminal.clear()
             return cli_prompts.answer(
                 engine,
                 asked,

@@ -104,6 +104,10 @@ class Terminal:
             self._line.stop()
             self._line = None
 
+    def clear(self) -> None:
+        """Take bars and line away, so that others can write."""
+        self._close()
+
     def __enter__(self) -> Terminal:
         return self
 

@@ -191,40 +191,43 @@ class Scheduler:
         ran waits in its old order to be prefilled again."""
         with self._lock:
             assert not self._stepping, "a step inside a step"
-            self._stepping, begin, before = True, time.perf_counter(), self.preempted
-            decoding: list[Job] = []
-            chunks: list[tuple[Job, Chunk]] = []
+            self._stepping = True
             try:
-                decoding = self._make_room()
-                if self.preempted == before:
-                    self._admit()
-                chunks = self._chunks(self.budget if decoding else self.chunk)
-                if decoding or chunks:
-                    self.rounds.step([job.request for job in decoding], [chunk for _, chunk in chunks])
-                for job in decoding:
-                    job.filled = job.request.anchor_pos
-                self._filled(chunks)
-            except BaseException:
-                for job in self._running:
-                    job.request.settle()
-                self._deliver(self.busy + time.perf_counter() - begin)
-                while self._running:
-                    self._put_back(self._running[-1])
-                raise
+                step = self._step()
             finally:
-                seconds = time.perf_counter() - begin
-                self.busy += seconds
                 self._stepping = False
-            self._deliver(self.busy)
-            self._sweep()
-            prefilled = sum(len(chunk.tokens) for _, chunk in chunks)
-            step = Step(len(decoding), prefilled, self.preempted - before, seconds)
-            if self._debug is not None:
-                self._debug()
-                self._check()
+                self._sweep()
         if self.watch is not None:
             self.watch(step)
         return step
+
+    def _step(self) -> Step:
+        begin, start, before = time.perf_counter(), self.busy, self.preempted
+        try:
+            decoding = self._make_room()
+            if self.preempted == before:
+                self._admit()
+            chunks = self._chunks(self.budget if decoding else self.chunk)
+            if decoding or chunks:
+                self.rounds.step([job.request for job in decoding], [chunk for _, chunk in chunks])
+            for job in decoding:
+                job.filled = job.request.anchor_pos
+            self._filled(chunks)
+        except BaseException:
+            self.busy = start + time.perf_counter() - begin
+            for job in self._running:
+                job.request.settle()
+            self._deliver()
+            while self._running:
+                self._put_back(self._running[-1])
+            raise
+        self.busy = start + time.perf_counter() - begin
+        self._deliver()
+        if self._debug is not None:
+            self._debug()
+            self._check()
+        prefilled = sum(len(chunk.tokens) for _, chunk in chunks)
+        return Step(len(decoding), prefilled, self.preempted - before, self.busy - start)
 
     def _make_room(self) -> list[Job]:
         """The jobs that can run a round, with room in every cache for it. Others may have given up theirs."""
@@ -309,10 +312,10 @@ class Scheduler:
                 done = chunk.start + len(chunk.tokens)
                 self._prefilling(done, max(done, len(chunk.request.prompt)))
 
-    def _deliver(self, now: float) -> None:
-        """Tell each job what was committed at ``now``; those that ended leave."""
+    def _deliver(self) -> None:
+        """Tell each job what was committed by now; those that ended leave."""
         for job in list(self._running):
-            job.tell(now - job.since + (job.origin.seconds if job.origin is not None else 0.0))
+            job.tell(self.busy - job.since + (job.origin.seconds if job.origin is not None else 0.0))
             if job.request.done:
                 self.failed += job.request.error is not None
                 self._end(job)

@@ -7,6 +7,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +15,7 @@ from foldspec import acceptance, context, drafters
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.context.base import ContextMethod
 from foldspec.drafters.base import Drafter, DrafterNetwork
-from foldspec.schedule import rounds
+from foldspec.schedule import prefill, rounds, scheduler
 
 SOURCE = Path(inspect.getfile(rounds)).read_text(encoding="utf-8")
 BASES = (AcceptanceRule, ContextMethod, Drafter, DrafterNetwork)
@@ -62,6 +63,11 @@ def test_the_list_of_names_is_whole() -> None:
 
 def test_the_round_loop_names_none() -> None:
     assert named(SOURCE) == set()
+
+
+@pytest.mark.parametrize("module", [scheduler, prefill])
+def test_what_drives_it_names_none(module: ModuleType) -> None:
+    assert named(Path(inspect.getfile(module)).read_text(encoding="utf-8")) == set()
 
 
 @pytest.mark.parametrize(
