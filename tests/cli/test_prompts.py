@@ -96,7 +96,7 @@ BAD = {
     '{"prompt": "a", "id": [1]}': "--prompts line 2, id: must be text or a number",
     '{"prompt": "a", "max_token": 5}': "--prompts line 2: has an unknown field 'max_token'",
     '{"prompt": "a", "max_tokens": -1}': "--prompts line 2, max_tokens: must be a whole number of at least 0, not -1",
-    '{"prompt": "a", "stop_ids": 5}': "--prompts line 2: is no request",
+    '{"prompt": "a", "stop_ids": 5}': "--prompts line 2, stop_ids: must be a list or a tuple, not 5",
     "[" * 100_000: "--prompts line 2: is no request",
 }
 
