@@ -223,7 +223,7 @@ class Engine:
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()
-        noise = Noise(cast(int, params.seed))
+        noise = Noise(params.seed or 0)  # at temperature 0 only drafts may be drawn, and a fixed seed will do
         return Generation(self, Request(resources.new_id(), ids, limit, stops, params=params, noise=noise), prefix)
 
     def _run(self, request: Request, prefix: Prefix | None, completion: Completion) -> Iterator[tuple[int, ...]]:

@@ -107,7 +107,7 @@ class Completion:
     """The result of one request.
 
     ``token_ids`` starts with the token that prefill produced, which belongs to no round.
-    ``seed``: that of its noise, given or fresh; greedy decoding has no use for it.
+    ``seed``: that of its noise, given or fresh; None where decoding is greedy and none was given.
     ``first_time`` and ``last_time``: seconds from the start of the request to its first and last token.
     """
 
