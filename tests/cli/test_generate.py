@@ -318,4 +318,4 @@ def test_penalties_and_biases_reach_the_output() -> None:
         assert report(*SMALL, "--max-tokens", 5, "--ignore-eos", option)["token_ids"] == ANSWER[:1] * 5
     assert report(*SMALL, "--max-tokens", 5, "--logit-bias", "9=1000", "--ignore-eos")["token_ids"] == [9] * 5
     loved = report(*SMALL, "--max-tokens", 8, "--ignore-eos", "--repetition-penalty", 0.001)["token_ids"]
-    assert len(set(loved)) < 8
+    assert loved != ANSWER[:8]
