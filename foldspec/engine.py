@@ -279,7 +279,7 @@ class Engine:
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()
-        noise = Noise(cast(int, params.seed))
+        noise = Noise(params.seed or 0)  # at temperature 0 only drafts may be drawn, and a fixed seed will do
         text = TextStream(self.tokenizer, params.stop)
         request = Request(resources.new_id(), ids, limit, stops, params, text, noise)
         self.scheduler.check_size(request)

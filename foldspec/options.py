@@ -87,8 +87,9 @@ class SamplingParams:
     ``presence_penalty``    subtracted from the logits of ids in the output
     ``frequency_penalty``   the same, times their count
     ``logit_bias``   id -> what is added to its logit; kept as pairs in the order of ids
-    ``seed``         one seed, one text, alone or among others; None: a fresh one for each request, which is reported.
-                     Requests with one seed share their noise: give each its own where they are to be independent
+    ``seed``         one seed, one text, alone or among others; None: a fresh one for each request that is sampled,
+                     which is reported. Requests with one seed share their noise: give each its own where they are to
+                     be independent
     """
 
     max_tokens: int = 256
@@ -137,8 +138,11 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def seeded(self) -> SamplingParams:
-        """The same with a seed: a fresh one of 53 bits (JSON numbers hold those) where none is given."""
-        return self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(53))
+        """The same with a seed: a fresh one of 53 bits (JSON numbers hold those) where one is needed and none is given.
+        Greedy decoding needs none."""
+        if self.seed is not None or self.temperature == 0:
+            return self
+        return dataclasses.replace(self, seed=secrets.randbits(53))
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:

@@ -134,7 +134,7 @@ class Completion:
     """The result of one request.
 
     ``token_ids`` starts with the token that prefill produced, which belongs to no round.
-    ``seed``: that of its noise, given or fresh; greedy decoding has no use for it.
+    ``seed``: that of its noise, given or fresh; None where decoding is greedy and none was given.
     ``finish_reason``: ``stop``, ``length``, ``error`` or ``cancelled``; ``stopped_by`` is the id or the string that
     made it stop. The text ends before a stop string, ids end with the token that completed it.
     ``logprobs``: one a token of ``token_ids``; None where they were not asked for.

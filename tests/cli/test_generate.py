@@ -300,13 +300,13 @@ def test_settings_of_the_pair_are_told_from_given_ones(tmp_path: Path) -> None:
 
 def test_sampled_output_and_its_seed() -> None:
     """``match`` gives the ids of seeded plain decoding; a fresh seed is told, and gives the same text once more."""
-    loose = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--temperature", 0.9, "--top-p", 0.95]
+    loose = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--temperature", 3, "--top-p", 0.95]
     plain = report(*loose, "--seed", 7, "--draft-tokens", 0)
     drawn = ["--accept", "match", "--draft-temperature", 0.7, "--draft-noise", "shared"]
     done = report(*loose, "--seed", 7, *drawn)
     assert done["token_ids"] == plain["token_ids"] != ANSWER and done["lossless"] is True
     settings = done["settings"]
-    assert (settings["temperature"], settings["top_p"], settings["seed"]) == (0.9, 0.95, 7)
+    assert (settings["temperature"], settings["top_p"], settings["seed"]) == (3.0, 0.95, 7)
     assert (settings["draft_temperature"], settings["draft_noise"], settings["accept"]) == (0.7, "shared", "match")
     fresh = [report(*loose, "--logit-bias", "5=1.5", "--min-p", 0.01, "--top-k", 50) for _ in range(2)]
     first, second = (one["settings"]["seed"] for one in fresh)
@@ -316,7 +316,9 @@ def test_sampled_output_and_its_seed() -> None:
 
 
 def test_penalties_and_biases_reach_the_output() -> None:
-    assert len(set(report(*SMALL, "--max-tokens", 32, "--ignore-eos", "--frequency-penalty", 100)["token_ids"])) == 32
+    """Negative ones make the text repeat itself; this answer has no token twice, so that others would not be seen."""
+    for option in ("--frequency-penalty=-1000", "--presence-penalty=-1000"):
+        assert report(*SMALL, "--max-tokens", 5, "--ignore-eos", option)["token_ids"] == ANSWER[:1] * 5
     assert report(*SMALL, "--max-tokens", 5, "--logit-bias", "9=1000", "--ignore-eos")["token_ids"] == [9] * 5
-    for option in ("--repetition-penalty", "--presence-penalty"):
-        assert report(*SMALL, "--max-tokens", 32, "--ignore-eos", option, 3)["token_ids"] != ANSWER
+    loved = report(*SMALL, "--max-tokens", 8, "--ignore-eos", "--repetition-penalty", 0.001)["token_ids"]
+    assert loved != ANSWER[:8]

@@ -56,7 +56,7 @@ def test_one_seed_gives_one_text_alone_and_among_others_with_a_seed_or_without(r
     params = [
         SamplingParams(max_tokens=n, temperature=t, top_p=0.95) for n, t in ((30, T), (7, 0.0), (50, 0.7), (41, T))
     ]
-    seeds = [3, 4, 3, SamplingParams().seeded().seed or 0]
+    seeds = [3, 4, 3, SamplingParams(temperature=T).seeded().seed or 0]
     together = run(make_rule(rule), drafter, params, [Noise(seed) for seed in seeds])
     for i in (3, 0, 2, 1):
         (alone,) = run(make_rule(rule), drafter, params[i : i + 1], [Noise(seeds[i])])
