@@ -554,10 +554,9 @@ def test_mixed_requests_of_the_real_pair_equal_each_alone() -> None:
         plain = engine.using(draft_tokens=0)
         alone = [plain.generate(prompt, own).token_ids for prompt, own in zip(prompts, params, strict=True)]
         assert [done.token_ids for done in engine.generate(prompts, params)] == alone
-    few = sum(len(prompt) + 24 for prompt in prompts[:5]) + 5 * 16  # five begin, and four of them grow
-    with Engine.load(
-        "smollm2-135m", device="cpu", page_size=16, max_context=512, cache_tokens=few, debug=True
-    ) as small:
+    few = 16 * (sum(-(-(len(prompt) + 8) // 16) for prompt in prompts[:5]) + 4)  # five begin, and then they grow
+    tight: dict[str, Any] = {"page_size": 16, "max_context": 512, "cache_tokens": few, "prefill_budget": 300}
+    with Engine.load("smollm2-135m", device="cpu", debug=True, **tight) as small:
         assert [done.token_ids for done in small.generate(prompts[:6], params[:6])] == alone[:6]
         assert small.scheduler.preempted > 0
 
