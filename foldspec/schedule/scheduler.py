@@ -11,7 +11,7 @@ One :meth:`Scheduler.step`:
    ``budget`` tokens, so that nobody waits for a long prompt; else to ``chunk``.
 4. Requests that ended leave, and their pages with them.
 
-Time is counted on a clock that runs during steps alone: who takes pieces slowly costs no speed.
+Time is counted on a clock that runs during steps alone: who reads a stream slowly loses no speed.
 """
 
 from __future__ import annotations
