@@ -123,7 +123,7 @@ LATE: dict[str, tuple[str, ...]] = {
     "--stop-ids 512": ("stop_ids", "512 is not one of the target's 512 ids"),
 }
 PROMPTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    (): ("exactly one of -p, --prompt-file and --prompt-ids",),
+    (): ("exactly one of -p, --prompt-file, --prompt-ids and --prompts",),
     ("-p", "a", "--prompt-ids", "5"): ("exactly one of",),
     ("--prompt-file", "/nothing/here"): ("--prompt-file", "cannot read /nothing/here", "No such file"),
     ("--prompt-file", "/"): ("--prompt-file", "cannot read /", "Is a directory"),

@@ -463,7 +463,7 @@ def test_a_pool_that_is_full_says_so_and_recovers(engine: Engine) -> None:
 def test_more_streams_at_once_than_the_batch_holds(engine: Engine) -> None:
     """The fifth waits for a place, and asking for it moves the others on; another engine's has no ring to wait for."""
     fold = engine.using(**METHODS["fold"])
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    params = SamplingParams(max_tokens=90, ignore_eos=True)
     wanted = fold.generate(golden_prompt("len0025"), params)
     streams = [fold.stream(golden_prompt("len0025"), params) for _ in range(5)]
     for stream in streams[:4]:
