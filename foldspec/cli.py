@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     prompt.add_argument("--thinking", choices=("on", "off"), help="the template's thinking switch")
     ends = generate.add_argument_group("where it ends")
     ends.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    ends.add_argument("--min-tokens", type=int, default=0, metavar="N", help="no stop among the first N tokens")
     ends.add_argument("--stop", action="append", default=[], metavar="STR", help="end before this text; repeatable")
     ends.add_argument("--stop-ids", metavar="IDS", help="more ids that end the request")
     ends.add_argument("--ignore-eos", action="store_true", help="go on past the checkpoint's own stop ids")
@@ -176,6 +177,7 @@ def _generate(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
         **sampling_options(options),
         stop=tuple(options.stop),
+        min_tokens=options.min_tokens,
         logprobs=options.logprobs,
     )
     method = _method(options)
