@@ -96,9 +96,9 @@ class Generation(Iterator[Piece]):
         self._cancel()
         while self._job is not None and self._job.news:
             next(self)
-        if self._job is None:
-            self._request.cancel()
         self._end()
+        if not self.completion.finish_reason:  # a step runs, and will end the request when it is over
+            self.completion.finish_reason = "cancelled"
 
     def _cancel(self) -> None:
         self._closed = True
