@@ -1,6 +1,7 @@
 """Whether a target uses far context, so that a drafter's far memory can help at all: three checks before training one.
 
-    python scripts/check_target_context.py [PAIR] [--tasks docs,code,kv] [--lengths 512,2048] [--items N] [--out FILE]
+    python scripts/check_target_context.py [PAIR] [--tasks docs,code,kv] [--lengths 512,2048,8064] [--items N]
+        [--out FILE]
 
 1. copying: a span of natural text comes again about 1,700 tokens later; the share of the second copy that the argmax
    has right, fed the true text. Holds above 0.8. (The first copy's share stands beside it.)
