@@ -40,7 +40,7 @@ def parse(text: str, defaults: SamplingParams) -> list[Asked]:
     Raises :class:`UsageError`, which names the line.
     """
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON's strings may hold U+2028 as it is
         if not line.strip():
             continue
         where = f"--prompts line {number}"

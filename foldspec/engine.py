@@ -58,7 +58,7 @@ class Engine:
             max_batch=resources.options.max_batch,
             budget=resources.budget,
             chunk=resources.chunk,
-            lock=resources.lock,
+            turn=resources.turn,
             prefilling=None if progress is None else lambda done, total: progress("prefill", done, total),
             debug=resources.check_caches if resources.options.debug else None,
         )
@@ -276,6 +276,8 @@ class Engine:
             resources.check_room(ids)
         self._check_params(params)
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else resources.found.stop_ids)
+        if params.min_tokens and len(stops) == self.vocabulary:
+            raise UsageError("every id is a stop id", where="min_tokens", do="leave it out, or give fewer stop ids")
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()

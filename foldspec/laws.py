@@ -112,7 +112,7 @@ def law_of(
 def _likeliest(scaled: torch.Tensor, ids: torch.Tensor | None, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``count`` largest logits and their ids, in the order of ids."""
     least = scaled.topk(count).values[-1]
-    kept = (scaled >= least).nonzero()[:, 0]
+    kept = (~(scaled < least)).nonzero()[:, 0]  # NaN, of a broken drafter, is kept and so found by ``minus``
     if len(kept) > count:  # equal ones at the end
         over = (scaled == least).nonzero()[:, 0][count - len(kept) :]
         kept = kept[~torch.isin(kept, over)]

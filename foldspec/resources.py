@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from foldspec.memory import MemoryPlan, make_plan
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import prefill
+from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
@@ -67,7 +67,7 @@ class Prefix:
     def close(self) -> None:
         """Free its pages. Requests that run from it go on."""
         if self._resources is not None:
-            with self._resources.lock:
+            with self._resources.turn:
                 self._resources.close(self.request, self._resources.prefix_drafter)
             self._resources = None
 
@@ -100,7 +100,7 @@ class Resources:
         self.chunk = options.prefill_chunk or CHUNKS[device.type]
         self.budget = options.prefill_budget or BUDGETS[device.type]
         self.max_context = pick_context(options.max_context, found)
-        self.lock = threading.RLock()  # over the caches: whoever opens, closes or steps holds it
+        self.turn = Turn()  # on the caches: whoever opens, closes or steps holds it
         self._ids = itertools.count()
         self._prefix_drafter: Drafter | None = None
         self.plan = make_plan(
@@ -226,7 +226,7 @@ class Resources:
     def prefill(self, prompt: tuple[int, ...]) -> Prefix:
         """Prefill a prompt and keep it."""
         self.check_room(prompt)
-        with self.lock:
+        with self.turn:
             start, watch = time.perf_counter(), Stopwatch()
             request, drafter = self.new_id(), self.prefix_drafter
             try:

@@ -99,6 +99,7 @@ class TargetLaws:
             if counts:
                 penalty = [p.presence_penalty + p.frequency_penalty * count for count in counts.values()]
                 logits[list(counts)] -= tensor(penalty)
+        logits.nan_to_num_()  # options are finite, but what they make of a logit may be too large for its dtype
         if len(text.output) + row < p.min_tokens and text.stop_ids:
             logits[list(text.stop_ids)] = -math.inf
         return logits

@@ -29,7 +29,7 @@ from foldspec.records import Round, TokenLogprobs
 from foldspec.schedule.request import Request
 from foldspec.schedule.rounds import Chunk, Rounds
 
-__all__ = ["Job", "News", "Origin", "Scheduler", "Step"]
+__all__ = ["Job", "News", "Origin", "Scheduler", "Step", "Turn"]
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,45 @@ class Step:
     seconds: float
 
 
+class Turn:
+    """The turn of one thread on the caches, a lock, and the cancelled requests of all schedulers that wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._cancelled: deque[tuple[Scheduler, Job]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._sweep()
+
+    def cancel(self, scheduler: Scheduler, job: Job) -> None:
+        """End a request: now or, while another thread has its turn or this one runs a step, when that is over. Never
+        waits, because a stream may be thrown away anywhere, in a step too."""
+        self._cancelled.append((scheduler, job))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        while self._cancelled and self._lock.acquire(blocking=False):
+            try:
+                later = []
+                while self._cancelled:
+                    scheduler, job = self._cancelled.popleft()
+                    if not scheduler.end_cancelled(job):
+                        later.append((scheduler, job))
+                self._cancelled += later
+                if later:
+                    return
+            finally:
+                self._lock.release()
+
+
 class Scheduler:
     """Requests over one target, one drafter and one rule (``rounds``).
 
-    ``max_batch`` requests run at most; ``budget`` and ``chunk`` limit prompt tokens (see the module's head). ``lock``
+    ``max_batch`` requests run at most; ``budget`` and ``chunk`` limit prompt tokens (see the module's head). ``turn``
     is one for all schedulers over the same caches: with it, any thread may call anything. ``prefilling(done, total)``
     hears of each chunk; what it raises ends the step. ``debug`` checks the caches after every step, which then looks at
     its own books too. ``watch`` hears of every step.
@@ -127,7 +162,7 @@ class Scheduler:
         max_batch: int,
         budget: int,
         chunk: int,
-        lock: threading.RLock | None = None,
+        turn: Turn | None = None,
         prefilling: Callable[[int, int], None] | None = None,
         debug: Callable[[], None] | None = None,
     ) -> None:
@@ -135,11 +170,10 @@ class Scheduler:
         self.watch: Callable[[Step], None] | None = None
         self.busy = 0.0  # seconds of all steps
         self.failed = self.preempted = 0  # requests that ended with an error; times that one gave up its pages
-        self._lock = threading.RLock() if lock is None else lock
+        self._turn = Turn() if turn is None else turn
         self._prefilling, self._debug = prefilling, debug
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []  # in the order of admission
-        self._cancels: deque[Job] = deque()
         self._stepping = False
 
     @property
@@ -149,7 +183,7 @@ class Scheduler:
 
     def submit(self, request: Request, origin: Origin | None = None) -> Job:
         """Put a request at the end of the queue. Raises the error of :meth:`check_size`."""
-        with self._lock:
+        with self._turn:
             self.check_size(request)
             job = Job(request, origin, self.busy)
             if request.limit == 0:
@@ -171,8 +205,7 @@ class Scheduler:
 
     def cancel(self, job: Job) -> None:
         """End a request and free its pages: now or, while a step runs, at the end of that step."""
-        self._cancels.append(job)
-        self._sweep()
+        self._turn.cancel(self, job)
 
     def clear(self) -> None:
         """Cancel everything."""
@@ -181,22 +214,20 @@ class Scheduler:
 
     def advance(self, job: Job) -> None:
         """One step, unless the job has news or is over: another caller may have stepped meanwhile."""
-        with self._lock:
+        with self._turn:
             if not job.news and not job.over:
                 self.step()
-        self._sweep()
 
     def step(self) -> Step:
         """Advance whatever can be advanced. After an exception, of whatever kind, nothing committed is lost, and what
         ran waits in its old order to be prefilled again."""
-        with self._lock:
+        with self._turn:
             assert not self._stepping, "a step inside a step"
             self._stepping = True
             try:
                 step = self._step()
             finally:
                 self._stepping = False
-                self._sweep()
         if self.watch is not None:
             self.watch(step)
         return step
@@ -282,6 +313,8 @@ class Scheduler:
             drafter.fork(origin.id, request.id, request.prompt)
             job.filled = len(request.prompt)
         else:
+            if not request.output:
+                job.origin = None  # closed meanwhile: its seconds are spent once more, and count once
             cache.open(request.id)
             drafter.open(request.id)
         self._reserve(request, job.total)
@@ -340,20 +373,14 @@ class Scheduler:
             self._waiting.remove(job)
         job.over = True
 
-    def _sweep(self) -> None:
-        """Carry out what was cancelled, unless a step runs: then it does so at its end. Never waits, because a stream
-        may be thrown away anywhere, in a step too."""
-        while self._cancels and self._lock.acquire(blocking=False):
-            try:
-                if self._stepping:
-                    return
-                while self._cancels:
-                    job = self._cancels.popleft()
-                    if not job.over:
-                        job.request.cancel()
-                        self._end(job)
-            finally:
-                self._lock.release()
+    def end_cancelled(self, job: Job) -> bool:
+        """End a request that was cancelled, unless a step runs: whether it was done. For :class:`Turn` alone."""
+        if self._stepping:
+            return False
+        if not job.over:
+            job.request.cancel()
+            self._end(job)
+        return True
 
     def _check(self) -> None:
         """Debug mode: the books agree with the caches."""

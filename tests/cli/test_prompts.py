@@ -129,3 +129,9 @@ def test_fields_of_a_line_stand_before_the_command_lines() -> None:
     assert (two.params.max_tokens, two.params.stop_ids, two.params.ignore_eos) == (7, (4,), True)
     with pytest.raises(UsageError, match="line 1"):
         parse('{"prompt_ids": "1,2"}', SamplingParams())
+
+
+def test_a_line_ends_with_a_newline_alone() -> None:
+    """Other ends of lines may stand in JSON's strings as they are."""
+    (one, two) = parse('{"prompt": "a\u2028b\x85c"}\r\n\r\n{"prompt": "d"}\r\n', SamplingParams())
+    assert (one.id, one.prompt, two.id, two.prompt) == (1, "a\u2028b\x85c", 3, "d")

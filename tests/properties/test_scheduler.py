@@ -7,6 +7,7 @@ import gc
 import json
 import random
 import shutil
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -273,6 +274,12 @@ def test_a_request_too_large_for_the_cache_is_refused_at_once(pair: Path) -> Non
         assert_free(engine)
 
 
+def test_a_minimum_of_tokens_where_every_id_would_end_the_text(engine: Engine) -> None:
+    every = SamplingParams(min_tokens=1, stop_ids=tuple(range(engine.vocabulary)))
+    with pytest.raises(UsageError, match="min_tokens: every id is a stop id"):
+        engine.generate([7, 8, 9], every)
+
+
 def test_a_lone_request_that_finds_no_pages_fails_and_the_next_goes_on(pair: Path) -> None:
     """A kept prefix holds pages that no waiting will free."""
     with load(pair, cache_tokens=16 * 12, max_context=160) as engine:
@@ -423,6 +430,42 @@ def test_a_stream_that_is_thrown_away_frees_its_pages_at_once(engine: Engine) ->
     assert watch() is None
     assert_free(engine)
     engine.stream(list(range(5, 60)), params)  # lazy: it was never there
+    assert_free(engine)
+
+
+def test_a_stream_that_is_closed_while_another_engine_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are free when that step is over, though its own engine never steps again; beside a prefill too."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    other = engine.using(context="full")
+    for busy in (lambda: other.generate([7, 8, 9], SamplingParams(max_tokens=1)), lambda: other.prefill([7]).close()):
+        stream = engine.stream(list(range(5, 50)), params)
+        next(stream)
+        began, go_on = threading.Event(), threading.Event()
+        forward = Llama.forward
+
+        def slow(*args: Any, began: Any = began, go_on: Any = go_on, forward: Any = forward) -> Any:
+            began.set()
+            assert go_on.wait(60)
+            return forward(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Llama, "forward", slow)
+            thread = threading.Thread(target=busy)
+            thread.start()
+            assert began.wait(60)
+            stream.close()
+            go_on.set()
+            thread.join()
+        assert stream.completion.finish_reason == "cancelled"
+        assert_free(engine)
+
+
+def test_a_prefix_that_is_closed_before_the_request_begins_counts_no_time(engine: Engine) -> None:
+    with engine.prefill(list(range(5, 200))) as prefix:
+        prefix.seconds = 1000.0
+        stream = engine.stream(prefix, SamplingParams(max_tokens=3))
+    done = stream.finish()
+    assert done.ttft is not None and done.ttft < 500
     assert_free(engine)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tables import filtered, processed
 
 from foldspec.laws import Law, law_of
+from foldspec.noise import Noise, Purpose
 from foldspec.options import SamplingParams
 from foldspec.records import PointMass
 
@@ -169,3 +170,29 @@ def test_greedy_rows_cost_one_look_and_no_law(monkeypatch: pytest.MonkeyPatch) -
     proposals = [PointMass((1, 2)), PointMass(())]
     first, second = targets(torch.eye(4), proposals, min_tokens=0, top_k=3, top_p=0.5, seed=4)
     assert [first.law(i).token for i in range(3)] == [0, 1, 2] and second.law(0).token == 3
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"logit_bias": {2: 1e39}},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"frequency_penalty": -1e308, "presence_penalty": -1e308},
+    ],
+)
+def test_penalties_beyond_the_range_of_logits(penalties: dict[str, Any], filters: dict[str, Any]) -> None:
+    rows = torch.tensor([[1.0, -1.0, 0.5, 0.0]])
+    (target,) = targets(rows, [PointMass(())], prompt=(0,), output=(2, 3), temperature=1.0, **penalties, **filters)
+    token = Noise(0).draw(target.law(0), Purpose.TARGET, 5)
+    assert 0 < target.law(0).prob(token) <= 1
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_a_law_that_is_not_finite_is_refused_as_a_draft(filters: dict[str, Any]) -> None:
+    """What a drafter with NaN weights draws never stands, and the target's own law is left."""
+    q = law_of(torch.full((4,), torch.nan), 1.0, **filters)
+    p = law_of(torch.zeros(4), 1.0)
+    assert 0 <= Noise(0).draw(q, Purpose.DRAFT, 5) < 4
+    assert p.minus(q) is p
