@@ -65,10 +65,10 @@ class Generation(Iterator[Piece]):
                 raise request.error
             raise StopIteration
         news = self._job.news.popleft()
-        if done.first_time is None:
-            done.first_time = news.time
-        done.last_time = news.time
-        done.times.append(news.time)
+        if news.tokens:  # a request that fails may settle text alone
+            done.first_time = news.time if done.first_time is None else done.first_time
+            done.last_time = news.time
+            done.times.append(news.time)
         if news.round is not None:
             done.rounds.append(news.round)
         if done.logprobs is not None:
