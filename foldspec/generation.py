@@ -61,7 +61,7 @@ class Generation(Iterator[Piece]):
         if self._job is None or not self._job.news:
             self._end()
             if request.error is not None and not self._closed:
-                self._closed, done.error = True, request.error
+                self._closed = True
                 raise request.error
             raise StopIteration
         news = self._job.news.popleft()
@@ -81,7 +81,7 @@ class Generation(Iterator[Piece]):
     def _end(self) -> None:
         """What the completion says in the end. Text that was held back comes out where a request was cancelled."""
         done, request = self.completion, self._request
-        done.finish_reason, done.stopped_by = request.finish_reason, request.stopped_by
+        done.finish_reason, done.stopped_by, done.error = request.finish_reason, request.stopped_by, request.error
         if len(done.token_ids) == len(request.output):
             done.text = request.text.so_far
 

@@ -130,6 +130,12 @@ def test_a_request_that_fails_while_text_is_held_back(engine: Engine, monkeypatc
     done = stream.completion
     assert done.finish_reason == "error" and done.text == so_far and done.token_ids == whole.token_ids[: at + 1]
     assert len(done.times) == len(done.rounds) + 1 == at + 1 and done.last_time == done.times[-1]
+    unread = plain.stream(ids, SamplingParams(max_tokens=LONGEST, ignore_eos=True))
+    next(unread)
+    while not unread.over:
+        plain.scheduler.step()
+    unread.close()  # before it could be raised
+    assert unread.completion.finish_reason == "error" and isinstance(unread.completion.error, CheckpointError)
 
 
 def counted(done: Completion, params: SamplingParams) -> None:
