@@ -82,6 +82,8 @@ class Generation(Iterator[Piece]):
         """What the completion says in the end. Text that was held back comes out where a request was cancelled."""
         done, request = self.completion, self._request
         done.finish_reason, done.stopped_by, done.error = request.finish_reason, request.stopped_by, request.error
+        if self._closed and not done.finish_reason:  # it never began; or a step runs, and ends it when it is over
+            done.finish_reason = "cancelled"
         if len(done.token_ids) == len(request.output):
             done.text = request.text.so_far
 
@@ -97,8 +99,6 @@ class Generation(Iterator[Piece]):
         while self._job is not None and self._job.news:
             next(self)
         self._end()
-        if not self.completion.finish_reason:  # a step runs, and will end the request when it is over
-            self.completion.finish_reason = "cancelled"
 
     def _cancel(self) -> None:
         self._closed = True
