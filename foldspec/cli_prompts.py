@@ -68,6 +68,8 @@ def _asked(values: Any, number: int, defaults: SamplingParams) -> Asked:
     named = values.get("id", number)
     if not isinstance(named, (str, int)):
         raise UsageError(f"must be text or a number, not {named!r}", where="id")
+    if isinstance(bias := values.get("logit_bias"), dict):  # JSON's keys are text
+        values["logit_bias"] = [(int(token) if token.isdecimal() else token, of) for token, of in bias.items()]
     params = dataclasses.replace(defaults, **{name: value for name, value in values.items() if name in own})
     return Asked(named, _prompt(kinds[0], values[kinds[0]]), params)
 

@@ -61,14 +61,14 @@ class Generation(Iterator[Piece]):
         if self._job is None or not self._job.news:
             self._end()
             if request.error is not None and not self._closed:
-                self._closed, done.error = True, request.error
+                self._closed = True
                 raise request.error
             raise StopIteration
         news = self._job.news.popleft()
-        if done.first_time is None:
-            done.first_time = news.time
-        done.last_time = news.time
-        done.times.append(news.time)
+        if news.tokens:  # a request that fails may settle text alone
+            done.first_time = news.time if done.first_time is None else done.first_time
+            done.last_time = news.time
+            done.times.append(news.time)
         if news.round is not None:
             done.rounds.append(news.round)
         if done.logprobs is not None:
@@ -81,7 +81,9 @@ class Generation(Iterator[Piece]):
     def _end(self) -> None:
         """What the completion says in the end. Text that was held back comes out where a request was cancelled."""
         done, request = self.completion, self._request
-        done.finish_reason, done.stopped_by = request.finish_reason, request.stopped_by
+        done.finish_reason, done.stopped_by, done.error = request.finish_reason, request.stopped_by, request.error
+        if self._closed and not done.finish_reason:  # it never began; or a step runs, and ends it when it is over
+            done.finish_reason = "cancelled"
         if len(done.token_ids) == len(request.output):
             done.text = request.text.so_far
 
@@ -97,8 +99,6 @@ class Generation(Iterator[Piece]):
         while self._job is not None and self._job.news:
             next(self)
         self._end()
-        if not self.completion.finish_reason:  # a step runs, and will end the request when it is over
-            self.completion.finish_reason = "cancelled"
 
     def _cancel(self) -> None:
         self._closed = True

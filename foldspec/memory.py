@@ -143,7 +143,7 @@ def make_plan(
         if pages > most:
             do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16"
             if most < 2:
-                do = "use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
+                do = "lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
             raise ResourceError(f"not enough memory on {device}: {plan(pages)}", do=do)
     return plan(pages)
 

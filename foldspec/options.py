@@ -110,6 +110,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"must be true or false, not {self.ignore_eos!r}", where="ignore_eos")
         object.__setattr__(self, "stop_ids", _several("stop_ids", self.stop_ids))
         for token in self.stop_ids:
             _whole("stop_ids", token, 0)

@@ -79,6 +79,12 @@ class Request:
         """Bring the records in line after an interrupt, which may have come anywhere in a commit: tokens whose round
         was not recorded were never delivered and are dropped, and the text is made anew from those that are left."""
         recorded = 1 + sum(len(r.committed) for r in self.rounds)
+        if not self.rounds and self.finish_reason in ("", "stop", "length"):  # the first token has no round: once more
+            first, logprobs = self.output[:1], self.logprobs[:1]
+            self.output, self.logprobs, self.text = [], [], self.text.remade(())
+            self.finish_reason, self.stopped_by = "", None
+            self.commit(first, logprobs)
+            return
         if len(self.output) > recorded:
             self.finish_reason, self.stopped_by = "", None
         del self.output[recorded:]

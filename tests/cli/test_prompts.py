@@ -97,6 +97,8 @@ BAD = {
     '{"prompt": "a", "max_token": 5}': "--prompts line 2: has an unknown field 'max_token'",
     '{"prompt": "a", "max_tokens": -1}': "--prompts line 2, max_tokens: must be a whole number of at least 0, not -1",
     '{"prompt": "a", "stop_ids": 5}': "--prompts line 2, stop_ids: must be a list or a tuple, not 5",
+    '{"prompt": "a", "logit_bias": {"x": 1}}': "--prompts line 2, logit_bias: must be a whole number of at least 0",
+    '{"prompt": "a", "ignore_eos": "false"}': "--prompts line 2, ignore_eos: must be true or false",
     "[" * 100_000: "--prompts line 2: is no request",
 }
 
@@ -127,6 +129,8 @@ def test_fields_of_a_line_stand_before_the_command_lines() -> None:
     )
     assert (one.params.max_tokens, one.params.stop_ids, one.params.ignore_eos) == (3, (9,), True)
     assert (two.params.max_tokens, two.params.stop_ids, two.params.ignore_eos) == (7, (4,), True)
+    (biased,) = parse('{"prompt": "a", "logit_bias": {"5": 1.5, "3": -1}}', SamplingParams())
+    assert biased.params.logit_bias == ((3, -1), (5, 1.5))
     with pytest.raises(UsageError, match="line 1"):
         parse('{"prompt_ids": "1,2"}', SamplingParams())
 

@@ -332,7 +332,7 @@ def test_a_context_that_no_memory_holds(pair: Path, monkeypatch: pytest.MonkeyPa
         refused(generate("--prompt-ids", "5", pair=pair), 4, *says, "--max-context", "--dtype bfloat16")
         refused(main("check", *pair_words(pair)), 4, *says)
         patch.setattr("foldspec.memory.free_memory", lambda device: 1000)  # not even the weights
-        refused(generate("--prompt-ids", "5", pair=pair), 4, "free 0.001 MB", "a smaller checkpoint")
+        refused(generate("--prompt-ids", "5", pair=pair), 4, "free 0.001 MB", "lower --max-batch", "a smaller")
     monkeypatch.setattr("foldspec.memory.free_memory", lambda device: None)  # nobody knows, until it is asked for
     monkeypatch.setattr("foldspec.resources.PagedCache", full)
     refused(generate("--prompt-ids", "5", pair=pair), 4, "no memory for a cache of 81.9 GB", "--max-context")

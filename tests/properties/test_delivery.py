@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import tiny
 import tokenizers
+import torch
 from cli.command import PAIR, copied
 from stopping import defined
 
 from foldspec import Completion, Engine, SamplingParams
+from foldspec.errors import CheckpointError
+from foldspec.models.llama import Llama
 
 LONGEST = 40
 PIECES = ["a", "b", " ", "ab", "<|", "|>", "\n", *"é€👍नि日本", "👩‍👩‍👧"]
@@ -104,6 +107,35 @@ def test_five_hundred_requests(engine: Engine) -> None:
     assert set(seen) == {"stop by int", "stop by str", "length by NoneType", "cancelled by NoneType"}
     assert min(seen.values()) > 20 and broken > 50, (seen, broken)
     assert engine.resources.cache.tables.allocator.free_pages == free
+
+
+def test_a_request_that_fails_while_text_is_held_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text comes out; times are those of tokens all the same."""
+    ids, tok = tiny.prompt(40, 512, seed=9), engine.tokenizer
+    assert tok is not None
+    plain = engine.using(draft_tokens=0)
+    whole = plain.generate(ids, SamplingParams(max_tokens=LONGEST, ignore_eos=True))
+    at = next(i for i in range(1, LONGEST) if whole.token_ids[i] not in (*ids, *whole.token_ids[:i]))
+    token, so_far = whole.token_ids[at], tok.decode(whole.token_ids[: at + 1])
+    embed = Llama.embed
+
+    def broken(self: Llama, ids: torch.Tensor) -> torch.Tensor:
+        return embed(self, ids).masked_fill((ids == token)[:, None], torch.nan)
+
+    monkeypatch.setattr(Llama, "embed", broken)
+    held = so_far.rstrip("\ufffd")[-2:]
+    stream = plain.stream(ids, SamplingParams(max_tokens=LONGEST, ignore_eos=True, stop=(held + "never",)))
+    with pytest.raises(CheckpointError, match="not finite"):
+        stream.finish()
+    done = stream.completion
+    assert done.finish_reason == "error" and done.text == so_far and done.token_ids == whole.token_ids[: at + 1]
+    assert len(done.times) == len(done.rounds) + 1 == at + 1 and done.last_time == done.times[-1]
+    unread = plain.stream(ids, SamplingParams(max_tokens=LONGEST, ignore_eos=True))
+    next(unread)
+    while not unread.over:
+        plain.scheduler.step()
+    unread.close()  # before it could be raised
+    assert unread.completion.finish_reason == "error" and isinstance(unread.completion.error, CheckpointError)
 
 
 def counted(done: Completion, params: SamplingParams) -> None:

@@ -203,3 +203,30 @@ def test_tokens_that_were_never_recorded_are_dropped() -> None:
     request.cancel()
     assert (request.finish_reason, request.stopped_by, request.output) == ("cancelled", None, ids[:3])
     assert request.text.so_far == "abc" and len(request.logprobs) == 3
+
+
+@pytest.mark.parametrize("end", ["id", "string", "limit"])
+@pytest.mark.parametrize("at", ["push", "finish"])
+def test_a_first_token_that_was_cut_short_still_ends_the_request(
+    end: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no round that would tell whether its commit came to the end."""
+    tok = tokenizer("byte-level")
+    (token,) = byte_ids(tok, b"a")
+    params = SamplingParams(stop=("a",) if end == "string" else (), logprobs=0)
+    stops = frozenset([token] if end == "id" else [])
+    request = Request(0, (7,), 1 if end == "limit" else 9, stops, params, TextStream(tok, params.stop))
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextStream, at, broken)
+        with pytest.raises(KeyboardInterrupt):
+            request.commit([token], [TokenLogprobs(0.0, ())])
+    for _ in range(2):
+        request.settle()
+        by = {"id": token, "string": "a", "limit": None}[end]
+        assert (request.finish_reason, request.stopped_by) == ("length" if end == "limit" else "stop", by)
+        assert request.output == [token] and request.logprobs == [TokenLogprobs(0.0, ())]
+        assert request.text.so_far == ("" if end == "string" else "a")

@@ -18,6 +18,7 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", True, "max_tokens: must be a whole number"),
     (SamplingParams, "stop_ids", (3, -2), "stop_ids: must be a whole number of at least 0, not -2"),
     (SamplingParams, "stop_ids", ("3",), "stop_ids: must be a whole number"),
+    (SamplingParams, "ignore_eos", "false", "ignore_eos: must be true or false, not 'false'"),
     (SamplingParams, "temperature", -0.1, "temperature: must be a finite number of at least 0, not -0.1"),
     (SamplingParams, "temperature", 10**400, "temperature: must be a finite number of at least 0"),
     (SamplingParams, "temperature", "warm", "temperature: must be"),
