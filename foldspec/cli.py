@@ -229,7 +229,9 @@ def _generate(options: argparse.Namespace) -> int:
                 generation.close()
             terminal.end(generation.completion)
             if not options.quiet:
-                print(f"{summary(generation.completion)}, {generation.completion.finish_reason}", file=sys.stderr)
+                seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
+                reason = generation.completion.finish_reason
+                print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
                 used = {"chat": chat, "system": options.system, "thinking": options.thinking}

@@ -110,7 +110,7 @@ def _bench(options: argparse.Namespace) -> int:
             result = session.result(["foldspec", *sys.argv[1:]])
             if code:
                 done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
-                say([f"interrupted after {done} requests{f', kept in {out}' if out else ''}"])
+                say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
             print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
     finally:
         session.close()

@@ -1,7 +1,7 @@
 """Train a drafter for a target: write its texts, learn from them, export a checkpoint that foldspec loads.
 
     python scripts/train_drafter.py data smollm2-135m --data DIR [--source code:NAME=FOLDER ...] [--sequences 4096]
-    python scripts/train_drafter.py train smollm2-135m --data DIR --out DIR [--kind dflash] [--steps 4000]
+    python scripts/train_drafter.py train smollm2-135m --data DIR --out DIR --mask-id 16 [--kind dflash]
 
 ``data`` lets the target continue prompts greedily and keeps its tapped states beside the texts, shard by shard.
 ``train`` learns from them and ends with ``OUT/drafter/``: config.json and model.safetensors. Both go on where they

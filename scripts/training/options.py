@@ -57,7 +57,12 @@ def parser(about: str) -> argparse.ArgumentParser:
         metavar="KIND:NAME=FOLDER",
         help="code or prose to draw prompts from, beside Python's own library",
     )
-    data.add_argument("--sequences", type=whole(1, 1 << 30), default=4096, help="texts in all; some 200 tokens each")
+    data.add_argument(
+        "--sequences",
+        type=whole(1, 1 << 30),
+        default=4096,
+        help="texts in all, rounded up to shards of 384; some 200 tokens each",
+    )
     data.add_argument(
         "--worker",
         type=share,
