@@ -249,7 +249,7 @@ class EngineOptions:
     ``prefill_chunk``  prompt tokens a forward; None: 512 on a CPU, 8,192 on a GPU
     ``page_size``      cache entries a page, a power of two from 16
     ``max_batch``      requests that run at once; more wait
-    ``prefill_budget`` prompt tokens a forward while other requests decode; None: about what a round costs, 16 on a CPU,
+    ``prefill_budget`` prompt tokens a forward while other requests decode; None: about what a round costs, 12 on a CPU,
                        1,024 on a GPU
     ``cache_tokens``   entries that the caches hold, of all requests together; None: ``max_batch`` times
                        ``max_context``, or what a share of the free memory holds

@@ -34,7 +34,7 @@ __all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context
 
 WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
 CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
-BUDGETS = {"cpu": 16, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
+BUDGETS = {"cpu": 12, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
 
 @dataclass

@@ -138,6 +138,38 @@ def test_mixed_requests_that_take_pages_from_each_other(pair: Path, requests: An
         assert_free(engine)
 
 
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        {"accept": "exact"},
+        {"accept": "exact", "draft_temperature": 0.9},
+        {"accept": "match"},
+        {"accept": "match", "draft_temperature": 0.8, "draft_noise": "shared"},
+    ],
+)
+def test_a_seed_gives_one_text_alone_batched_preempted_and_streamed(pair: Path, drafts: dict[str, Any]) -> None:
+    prompts = mixed(16, 150, seed=3)
+    params = [
+        SamplingParams(max_tokens=70, ignore_eos=True, temperature=1.5, top_p=0.95, frequency_penalty=0.2, seed=i % 5)
+        for i in range(16)
+    ]
+    with load(pair, max_batch=1, **drafts) as engine:
+        alone = [engine.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        streamed = [list(engine.stream(prompt, own)) for prompt, own in zip(prompts, params, strict=True)]
+    greedy = load(pair, max_batch=1).generate(prompts, SamplingParams(max_tokens=70, ignore_eos=True))
+    assert all(one.token_ids != other.token_ids for one, other in zip(alone, greedy, strict=True)), "nothing is drawn"
+    for pieces, wanted in zip(streamed, alone, strict=True):
+        assert tuple(token for piece in pieces for token in piece.token_ids) == wanted.token_ids
+    with load(pair, max_batch=7, **drafts) as engine:
+        for found, wanted in zip(engine.generate(prompts, params), alone, strict=True):
+            same(found, wanted)
+    with load(pair, max_batch=16, cache_tokens=480, max_context=480, prefill_budget=480, **drafts) as engine:
+        for found, wanted in zip(engine.generate(prompts, params), alone, strict=True):
+            same(found, wanted)
+        assert engine.scheduler.preempted > 2
+        assert_free(engine)
+
+
 def test_the_longest_gives_up_its_pages_and_is_prefilled_again(pair: Path, requests: Any) -> None:
     prompts, params, alone = requests
     order = [i for i in range(64) if len(prompts[i]) < 60 and len(alone[i].token_ids) >= 60][:4]
