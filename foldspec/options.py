@@ -23,7 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
-CONTEXT_FIELDS = ("window", "alpha", "coverage", "far_boundary")  # of MethodOptions: how a method reads its context
+CONTEXT_FIELDS = {"window": int, "alpha": float, "coverage": str, "far_boundary": str}  # how a method reads its context
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
 SEED_BITS = 64
@@ -223,14 +223,14 @@ class MethodOptions:
     def from_pairs(cls, pairs: Mapping[str, str], **known: object) -> MethodOptions:
         """Build from ``--context-opt KEY=VALUE`` strings, beside options that have their own flag (None: not given)."""
         values: dict[str, object] = {k: v for k, v in known.items() if v is not None}
-        kinds = {"window": int, "alpha": float, "coverage": str, "far_boundary": str}
         for key, text in pairs.items():
-            if key not in kinds:
-                raise UsageError(f"unknown key {key!r}", where="--context-opt", do=f"known keys: {', '.join(kinds)}")
+            if key not in CONTEXT_FIELDS:
+                do = f"known keys: {', '.join(CONTEXT_FIELDS)}"
+                raise UsageError(f"unknown key {key!r}", where="--context-opt", do=do)
             if key in values:
                 raise UsageError("given twice", where=f"--{key} and --context-opt {key}=")
             try:
-                values[key] = kinds[key](text)
+                values[key] = CONTEXT_FIELDS[key](text)
             except ValueError:
                 raise UsageError(f"{text!r} is not a number", where=f"--context-opt {key}") from None
         return cls(**values)  # type: ignore[arg-type]
