@@ -45,9 +45,9 @@ def _real(name: str, value: object, low: float, high: float, *, above: bool = Fa
         or not low <= number <= high
         or (above and number == low)
     ):
-        least = f"above {low:g}" if above else f"of at least {low:g}"
+        least = f" above {low:g}" if above else f" of at least {low:g}" if low > -math.inf else ""
         most = f" and at most {high:g}" if high < math.inf else ""
-        raise UsageError(f"must be a finite number {least}{most}, not {value!r}", where=name)
+        raise UsageError(f"must be a finite number{least}{most}, not {value!r}", where=name)
 
 
 def _several(name: str, value: object) -> tuple[object, ...]:

@@ -17,13 +17,17 @@ class AcceptanceRule(ABC):
 
     lossless: bool
 
-    @abstractmethod
     def decide(
         self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
     ) -> list[Verdict]:
-        """One verdict a request. ``targets[i].law(j)`` judges draft ``j`` of ``proposals[i]``, and the row after the
-        last accepted draft gives the next token. The token at row ``j`` has position ``targets[i].position + j``; a
-        number of ``noises[i]`` is looked at once for each purpose and position."""
+        """One verdict a request. A rule that judges many at once overrides this."""
+        return [self.judge(*each) for each in zip(targets, proposals, noises, strict=True)]
+
+    @abstractmethod
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        """The verdict on one request's drafts. ``target.law(j)`` judges draft ``j`` of ``proposal``, and the row after
+        the last accepted draft gives the next token. The token at row ``j`` has position ``target.position + j``; a
+        number of ``noise`` is looked at once for each purpose and position."""
 
     @abstractmethod
     def law(self) -> str:

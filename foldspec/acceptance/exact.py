@@ -7,8 +7,6 @@ while it is the target's argmax.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.laws import Law
 from foldspec.noise import Noise, Purpose
@@ -19,26 +17,20 @@ from foldspec.sampling import TargetLaws
 class Exact(AcceptanceRule):
     lossless = True
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
-        return [_verdict(*each) for each in zip(targets, proposals, noises, strict=True)]
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        tokens = proposal.tokens
+        for i, token in enumerate(tokens):
+            p, position = target.law(i), target.position + i
+            if p.token is not None:  # a point mass leaves nothing to chance
+                if token != p.token:
+                    return Verdict(i, p.token)
+                continue
+            q = Law.point(token) if isinstance(proposal, PointMass) else proposal.law(i)
+            # strictly less: a token that p rules out is refused by a number of 0 too
+            if not noise.uniform(Purpose.ACCEPT, position) * q.prob(token) < p.prob(token):
+                return Verdict(i, noise.draw(p.minus(q), Purpose.RESIDUAL, position))
+        last = len(tokens)
+        return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))
 
     def law(self) -> str:
         return "the target's own, by rejection sampling: at temperature 0 its argmax at every position"
-
-
-def _verdict(target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
-    tokens = proposal.tokens
-    for i, token in enumerate(tokens):
-        p, position = target.law(i), target.position + i
-        if p.token is not None:  # a point mass leaves nothing to chance
-            if token != p.token:
-                return Verdict(i, p.token)
-            continue
-        q = Law.point(token) if isinstance(proposal, PointMass) else proposal.law(i)
-        # strictly less: a token that p rules out is refused by a number of 0 too
-        if not noise.uniform(Purpose.ACCEPT, position) * q.prob(token) < p.prob(token):
-            return Verdict(i, noise.draw(p.minus(q), Purpose.RESIDUAL, position))
-    last = len(tokens)
-    return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))

@@ -7,8 +7,6 @@ that of seeded plain decoding, id for id, and any drafter is lossless (methods 3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.noise import Noise, Purpose
 from foldspec.records import Proposal, Verdict
@@ -18,20 +16,14 @@ from foldspec.sampling import TargetLaws
 class Match(AcceptanceRule):
     lossless = True
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
-        return [_verdict(*each) for each in zip(targets, proposals, noises, strict=True)]
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        tokens = proposal.tokens
+        for i, token in enumerate(tokens):
+            own = noise.draw(target.law(i), Purpose.TARGET, target.position + i)
+            if own != token:
+                return Verdict(i, own)
+        last = len(tokens)
+        return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))
 
     def law(self) -> str:
         return "the target's own, token for token as plain decoding with the same seed"
-
-
-def _verdict(target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
-    tokens = proposal.tokens
-    for i, token in enumerate(tokens):
-        own = noise.draw(target.law(i), Purpose.TARGET, target.position + i)
-        if own != token:
-            return Verdict(i, own)
-    last = len(tokens)
-    return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))

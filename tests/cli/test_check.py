@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -135,10 +134,7 @@ assert not heavy, heavy
 """
 
 
-def test_help_and_wrong_options_are_instant() -> None:
-    """They import nothing heavy; the time is generous, for busy machines."""
+def test_help_and_wrong_options_import_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stderr.count("\n") == 6, done.stderr
-    begin = time.monotonic()
     assert subprocess.run(command("--help"), capture_output=True, cwd=ROOT).returncode == 0
-    assert time.monotonic() - begin < 5

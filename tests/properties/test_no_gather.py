@@ -7,7 +7,7 @@ that it changes. The attention operator itself reads views of the cache and writ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,10 +75,8 @@ class Never(AcceptanceRule):
 
     lossless = False
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
-        return [Verdict(0, 7) for _ in proposals]
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        return Verdict(0, 7)
 
     def law(self) -> str:
         return "7"

@@ -4,8 +4,10 @@ is plain decoding's and its drafts are the scan's."""
 from __future__ import annotations
 
 import copy
-import time
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 import tiny
@@ -104,18 +106,49 @@ def test_requests_know_nothing_of_each_other() -> None:
     assert proposed(drafter, 4, 2, 7, request=1) == (3, 4, 2)
 
 
-def test_a_round_costs_the_same_whatever_the_length() -> None:
-    """Work is counted in time, generously: a scan of this text takes thousands of times as long."""
+class Counted(int):
+    """A token id that counts how often it is compared or hashed, by C code too."""
+
+    touched = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.touched += 1
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        Counted.touched += 1
+        return hash(int(self))
+
+
+def work_of_a_round(length: int) -> tuple[int, int]:
+    """Lines of Python run, and ids looked at, by one round behind a text of ``length`` ids."""
     drafter = PromptLookup()
     drafter.open(0)
-    ids = tiny.prompt(200_000, vocabulary=50_000)
-    absorb(drafter, ids)
-    start = time.perf_counter()
-    for _ in range(100):
-        proposed(drafter, len(ids), 7, 7)
-        absorb(drafter, [7], len(ids))
-        drafter.truncate(0, len(ids))
-    assert (time.perf_counter() - start) / 100 < 1e-3
+    absorb(drafter, [Counted(token) for token in tiny.prompt(length, vocabulary=50)])
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    Counted.touched = 0
+    sys.settrace(trace)
+    try:
+        proposed(drafter, length, 7, 7)
+        absorb(drafter, [Counted(7)], length)
+        drafter.truncate(0, length)
+    finally:
+        sys.settrace(None)
+    return lines, Counted.touched
+
+
+def test_a_round_costs_the_same_whatever_the_length() -> None:
+    """Longer matches are there to be found in a longer text, so a few lines more; a scan would look at all of it."""
+    lines, touched = work_of_a_round(1_000)
+    assert lines > 5 and touched > 5
+    longer, more = work_of_a_round(200_000)
+    assert longer < 1_000 and more < 1_000, (lines, touched, longer, more)
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +206,9 @@ class Scripted(AcceptanceRule):
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = list(counts)
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
         token = 10 + 6 * len(self.counts)
-        return [Verdict(self.counts.pop(0), token) for _ in proposals]
+        return Verdict(self.counts.pop(0), token)
 
     def law(self) -> str:
         return "the script"

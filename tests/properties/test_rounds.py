@@ -94,17 +94,12 @@ class Greedy(AcceptanceRule):
 
     lossless = True
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
-        verdicts = []
-        for target, proposal in zip(targets, proposals, strict=True):
-            own = target.logits.argmax(-1).tolist()
-            agreed = 0
-            while agreed < len(proposal.tokens) and own[agreed] == proposal.tokens[agreed]:
-                agreed += 1
-            verdicts.append(Verdict(agreed, own[agreed]))
-        return verdicts
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        own = target.logits.argmax(-1).tolist()
+        agreed = 0
+        while agreed < len(proposal.tokens) and own[agreed] == proposal.tokens[agreed]:
+            agreed += 1
+        return Verdict(agreed, own[agreed])
 
     def law(self) -> str:
         return "argmax"
@@ -173,10 +168,8 @@ class Scripted(AcceptanceRule):
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = list(counts)
 
-    def decide(
-        self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
-    ) -> list[Verdict]:
-        return [Verdict(self.counts.pop(0), (7 * len(self.counts) + 11) % 500) for _ in proposals]
+    def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
+        return Verdict(self.counts.pop(0), (7 * len(self.counts) + 11) % 500)
 
     def law(self) -> str:
         return "the script"
