@@ -99,10 +99,8 @@ class Engine:
             kernels=kernels,
             progress=progress,
         )
-        spec = found.model.cache_spec(resources.dtype)
-        choose_operators(
-            kernels, device, resources.dtype, found.model.head_weight.dtype, (spec.key_width, spec.value_width)
-        )
+        widths = resources.cache.spec.widths
+        choose_operators(kernels, device, resources.dtype, found.model.head_weight.dtype, widths)
         return cls(resources, method)
 
     def using(self, **changes: Any) -> Engine:
@@ -165,7 +163,7 @@ class Engine:
         names = [name for name, p in model.named_parameters() if p is model.head_weight]
         if any("embed_tokens" in name for name in names):
             weights += model.head_weight.nbytes
-        return weights + n * spec.bytes_per_entry + self._drafter.bytes_read(n)
+        return weights + spec.bytes_read(n) + self._drafter.bytes_read(n)
 
     def listen(self, mark: Mark) -> None:
         """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""

@@ -24,10 +24,13 @@ SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory that caches take at most
 @dataclass(frozen=True)
 class MemoryPlan:
     """``entries`` are tokens that the caches hold, of all requests together, in ``pages``; ``longest`` what one request
-    may hold; ``draft_pages`` are some more, for blocks. ``free`` memory on the device, None where nobody knows.
+    may hold, ``longest_pass`` what one forward may add to it; ``draft_pages`` are some more, for blocks. The target has
+    rings for ``target_requests``: one more than a batch, for a kept prompt. ``free`` memory on the device, None where
+    nobody knows.
 
-    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows of ``max_batch`` requests, for the
-    context method at hand; ``workspace`` is an estimate of what the largest pass of the target needs meanwhile.
+    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows of the target's layers and, for the
+    context method at hand, of the drafter's; ``workspace`` is an estimate of what the largest pass of the target needs
+    meanwhile.
     """
 
     device: str
@@ -35,6 +38,8 @@ class MemoryPlan:
     pages: int
     draft_pages: int
     longest: int
+    longest_pass: int
+    target_requests: int
     weights: int
     target_cache: int
     draft_cache: int
@@ -104,7 +109,8 @@ def make_plan(
     rows = options.max_batch * (block + 1)
     weights = _weights(found.model, found.target, dtype, device, options, kernels)
     workspace = _workspace(found.model, max(min(chunk, longest), rows), rows, dtype)
-    per_draft_entry, rings = 0, 0
+    longest_pass, requests = max(min(chunk, longest), block + 1), options.max_batch + 1
+    per_draft_entry, rings = 0, requests * spec.bytes_per_request(longest_pass, longest + block)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)
         of_drafter = network.cache_spec(dtype)
@@ -113,7 +119,7 @@ def make_plan(
         key = of_drafter.layers * of_drafter.kv_heads * of_drafter.key_width * dtype.itemsize
         copies = any(x.rotated for x in layouts) + any(x.unrotated for x in layouts)
         per_draft_entry = of_drafter.bytes_per_entry + (copies - 1) * key
-        rings = key * options.max_batch * sum(min(ring, longest + block) for ring in {x.ring for x in layouts})
+        rings += key * options.max_batch * sum(min(ring, longest + block) for ring in {x.ring for x in layouts})
 
     more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
 
@@ -124,6 +130,8 @@ def make_plan(
             pages=pages,
             draft_pages=pages + more,
             longest=longest + block,
+            longest_pass=longest_pass,
+            target_requests=requests,
             weights=weights,
             target_cache=pages * page * spec.bytes_per_entry,
             draft_cache=(pages + more) * page * per_draft_entry,

@@ -59,12 +59,13 @@ def check(
     kernels, device = Kernels.of(options), pick_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    dtype, held, widths, about, memory = torch.float32, torch.float32, (64, 64), None, None
+    dtype, held, about, memory = torch.float32, torch.float32, None, None
+    widths: tuple[tuple[int, int], ...] = ((64, 64),)
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
-        widths = spec.key_width, spec.value_width
+        widths = spec.widths
         held = held_dtype(found.target, options.weights, dtype=dtype, device=device, kernels=kernels)
         weights = sum(p.numel() for p in found.model.parameters()) * held.itemsize
         about = {

@@ -121,7 +121,15 @@ class Resources:
         network, options, plan = self.found.network, self.options, self.plan
         spec = self.found.model.cache_spec(self.dtype)
         try:
-            cache = PagedCache(spec, pages=plan.pages, page_size=options.page_size, device=self.device)
+            cache = PagedCache(
+                spec,
+                pages=plan.pages,
+                page_size=options.page_size,
+                requests=plan.target_requests,
+                longest_pass=plan.longest_pass,
+                longest=plan.longest,
+                device=self.device,
+            )
             if network is None:
                 return cache, None
             draft_cache = DraftCache(
@@ -139,7 +147,7 @@ class Resources:
 
     def check_caches(self) -> None:
         """Debug mode: what must hold of the caches whoever uses them."""
-        self.cache.tables.check()
+        self.cache.check()
         if self._draft_cache is not None:
             self._draft_cache.check()
 
@@ -240,11 +248,16 @@ class Resources:
 
 
 def choose_operators(
-    kernels: Kernels, device: torch.device, dtype: torch.dtype, held: torch.dtype, widths: tuple[int, int] = (64, 64)
+    kernels: Kernels,
+    device: torch.device,
+    dtype: torch.dtype,
+    held: torch.dtype,
+    widths: Sequence[tuple[int, int]] = ((64, 64),),
 ) -> None:
     """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
     choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
-    kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *widths))
+    for pair in widths:
+        kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *pair))
     packed = linear.Facts(device.type, dtype, held, packed=True)
     kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from foldspec import Engine
 from foldspec.acceptance import make_rule
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.cache.side import DraftCache, Layout
 from foldspec.drafters.base import NoDrafter
@@ -63,8 +63,8 @@ class NullModel(LanguageModel):
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> NullModel:
         raise NotImplementedError
 
-    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        return SPEC
+    def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
+        return TargetSpec.uniform(SPEC)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError

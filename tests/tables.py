@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from foldspec.acceptance.base import AcceptanceRule
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import NoDrafter
 from foldspec.kernels.dispatch import Kernels
@@ -60,7 +60,7 @@ class TableModel(LanguageModel):
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> TableModel:
         raise NotImplementedError
 
-    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+    def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         raise NotImplementedError
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -173,8 +173,8 @@ def paged_cache(
 
 def poison(cache: PagedCache) -> None:
     """Fill the pools with NaN, so that whatever is read without having been written shows."""
-    cache._keys.fill_(torch.nan)
-    cache._values.fill_(torch.nan)
+    for data in cache.tensors:
+        data.fill_(torch.nan)
 
 
 class PoisonedDraftCache(DraftCache):

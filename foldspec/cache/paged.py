@@ -1,4 +1,4 @@
-"""A target's keys and values, in pages."""
+"""A target's keys and values: in pages, and of layers that read a window in rings."""
 
 from __future__ import annotations
 
@@ -6,53 +6,162 @@ from dataclasses import dataclass
 
 import torch
 
-from foldspec.cache.pages import PageTables
+from foldspec.cache.pages import PageTables, Rings, Run
 from foldspec.cache.rows import Rows
+from foldspec.errors import ResourceError
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.kernels.rotate_append import Slots
 
-__all__ = ["CacheSpec", "PagedCache", "write"]
+__all__ = ["CacheSpec", "PagedCache", "TargetSpec", "write"]
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The geometry of one pool: ``layers`` layers of ``kv_heads`` heads."""
+    """The geometry of one pool: ``layers`` layers of ``kv_heads`` heads. With a ``window``, a row reads its own entry
+    and at most the ``window - 1`` before it, so that older ones need not be kept."""
 
     layers: int
     kv_heads: int
     key_width: int
     value_width: int
     dtype: torch.dtype
+    window: int | None = None
 
     @property
     def bytes_per_entry(self) -> int:
         return self.layers * self.kv_heads * (self.key_width + self.value_width) * self.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class TargetSpec:
+    """What a target keeps of a request. Layers of one geometry share a pool: layer ``i`` lies in ``pools[pool_of[i]]``,
+    behind the layers before it that do."""
+
+    pools: tuple[CacheSpec, ...]
+    pool_of: tuple[int, ...]
+
+    @classmethod
+    def uniform(cls, pool: CacheSpec) -> TargetSpec:
+        """Every layer alike."""
+        return cls((pool,), (0,) * pool.layers)
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Of the pools that keep every entry, in pages."""
+        return sum(pool.bytes_per_entry for pool in self.pools if pool.window is None)
+
+    def bytes_per_request(self, longest_pass: int, longest: int) -> int:
+        """Of the rest: rings, whatever the request holds. Arguments as for :class:`PagedCache`."""
+        windows = [pool for pool in self.pools if pool.window is not None]
+        return sum(ring_capacity(pool, longest_pass, longest) * pool.bytes_per_entry for pool in windows)
+
+    def bytes_read(self, entries: int) -> int:
+        """Bytes of keys and values that one row reads behind ``entries`` entries."""
+        return sum(min(entries, pool.window or entries) * pool.bytes_per_entry for pool in self.pools)
+
+    @property
+    def widths(self) -> tuple[tuple[int, int], ...]:
+        """Each (key width, value width) that attention meets."""
+        return tuple(dict.fromkeys((pool.key_width, pool.value_width) for pool in self.pools))
+
+
+def ring_capacity(pool: CacheSpec, longest_pass: int, longest: int) -> int:
+    """A window, and what one pass writes behind it: all of that may be taken back, and the window must be there then.
+    As long as a request, a ring holds everything."""
+    assert pool.window is not None
+    return min(pool.window - 1 + longest_pass, longest)
+
+
+class _Pool:
+    """The tensors of one geometry. Not zeroed: on a CPU, what is never written then takes no memory. Nothing unwritten
+    is ever read."""
+
+    def __init__(self, spec: CacheSpec, slots: int, rings: Rings | None, device: torch.device | str) -> None:
+        shape = (spec.layers, slots, spec.kv_heads)
+        self.keys = torch.empty(*shape, spec.key_width, dtype=spec.dtype, device=device)
+        self.values = torch.empty(*shape, spec.value_width, dtype=spec.dtype, device=device)
+        self.layers = list(zip(self.keys, self.values, strict=True))
+        self.rings = rings
+        self.begun: tuple[int, ...] = ()
+
+    def copy(self, old: int, new: int, count: int) -> None:
+        for data in (self.keys, self.values):
+            data[:, new : new + count] = data[:, old : old + count]
+
+
 class PagedCache:
-    """Keys [layers, slots, kv heads, key width] and values of many requests, with one page table a request.
+    """Keys and values [layers, slots, kv heads, width] of many requests: with one page table a request, and for layers
+    that read a window one ring a request.
+
+    ``spec``          one geometry for all layers, or a :class:`TargetSpec`
+    ``requests``      most that may be open at once, where there are rings
+    ``longest_pass``  most rows of one request in one forward, where there are rings
+    ``longest``       most entries of one request (None: all slots)
 
     A forward calls :meth:`begin` once; then, in every layer, it writes its rows to :meth:`slots` and reads
     :meth:`entries`.
     """
 
-    def __init__(self, spec: CacheSpec, *, pages: int, page_size: int, device: torch.device | str) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: CacheSpec | TargetSpec,
+        *,
+        pages: int,
+        page_size: int,
+        device: torch.device | str,
+        requests: int = 1,
+        longest_pass: int = 1,
+        longest: int | None = None,
+    ) -> None:
+        self.spec = TargetSpec.uniform(spec) if isinstance(spec, CacheSpec) else spec
         self.tables = PageTables(pages, page_size)
-        slots = pages * page_size
-        # Not zeroed: on a CPU, pages never written then take no memory. Nothing unwritten is ever read.
-        self._keys = torch.empty(spec.layers, slots, spec.kv_heads, spec.key_width, dtype=spec.dtype, device=device)
-        self._values = torch.empty(spec.layers, slots, spec.kv_heads, spec.value_width, dtype=spec.dtype, device=device)
-        self._layers = list(zip(self._keys, self._values, strict=True))
-        self._begun: tuple[int, ...] = ()
+        self._longest_pass = longest_pass
+        self._pools: list[_Pool] = []
+        for pool in self.spec.pools:
+            slots, rings = pages * page_size, None
+            if pool.window is not None:
+                rings = Rings(requests, ring_capacity(pool, longest_pass, min(longest or slots, slots)))
+                slots = requests * rings.capacity
+            self._pools.append(_Pool(pool, slots, rings, device))
+        self._layers: list[tuple[_Pool, tuple[torch.Tensor, torch.Tensor]]] = []
+        for layer, number in enumerate(self.spec.pool_of):
+            home = self._pools[number]
+            self._layers.append((home, home.layers[self.spec.pool_of[:layer].count(number)]))
+
+    @property
+    def _rings(self) -> list[Rings]:
+        return [pool.rings for pool in self._pools if pool.rings is not None]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is allocated."""
+        return [data for pool in self._pools for data in (pool.keys, pool.values)]
 
     def open(self, request: int) -> None:
+        """Raises :class:`ResourceError` where no ring is free; then nothing is open."""
         self.tables.open(request)
+        self._open_rings(request)
+
+    def _open_rings(self, request: int) -> None:
+        try:
+            for rings in self._rings:
+                rings.open(request)
+        except ResourceError:
+            self.close(request)
+            raise
 
     def close(self, request: int) -> None:
-        """Free the request's pages; nothing to do for one that is not open."""
+        """Free what the request holds; nothing to do for one that is not open."""
         if self.tables.is_open(request):
             self.tables.close(request)
+        for rings in self._rings:
+            rings.close(request)
+
+    def check(self) -> None:
+        """Debug mode: what must hold of pages and rings whoever is open."""
+        self.tables.check()
+        for rings in self._rings:
+            rings.check()
 
     def reserve(self, request: int, entries: int) -> None:
         """Make sure that entries below ``entries`` have slots. Raises :class:`ResourceError`; then nothing changed."""
@@ -66,32 +175,53 @@ class PagedCache:
             self.tables.reserve(request, end)
         for request, end in zip(rows.requests, ends, strict=True):
             self.tables.extend(request, end)
-        self._begun = tuple(
-            slot
-            for (request, start, _), end in zip(rows, ends, strict=True)
-            for first, count in self.tables.runs(request, start, end)
-            for slot in range(first, first + count)
-        )
+        for pool in self._pools:
+            assert pool.rings is None or max(rows.counts, default=0) <= self._longest_pass, "too long for the rings"
+            pool.begun = tuple(
+                slot
+                for (request, start, _), end in zip(rows, ends, strict=True)
+                for first, count in self._runs(pool, request, start, end)
+                for slot in range(first, first + count)
+            )
+
+    def _runs(self, pool: _Pool, request: int, first: int, last: int) -> tuple[Run, ...]:
+        return (pool.rings or self.tables).runs(request, first, last)
 
     def slots(self, layer: int) -> Slots:
         """Where keys and values of the rows that :meth:`begin` reserved go, one slot a row."""
-        return Slots(*self._layers[layer], self._begun)
+        pool, data = self._layers[layer]
+        return Slots(*data, pool.begun)
 
-    def entries(self, layer: int, request: int) -> tuple[Entries, Entries]:
-        """Keys and values of all entries of the request, in order."""
-        runs = self.tables.runs(request, 0, self.tables.length(request))
-        keys, values = self._layers[layer]
+    def entries(self, layer: int, request: int, first: int = 0) -> tuple[Entries, Entries]:
+        """Keys and values of the request's entries from ``first`` on, in order. A ring holds those that rows of the
+        last forward read."""
+        pool, (keys, values) = self._layers[layer]
+        runs = self._runs(pool, request, first, self.tables.length(request))
         return Entries(keys, runs), Entries(values, runs)
 
     def truncate(self, request: int, length: int) -> None:
-        """Keep exactly ``length`` entries."""
+        """Keep exactly ``length`` entries, no fewer than before the last forward."""
         self.tables.truncate(request, length)
 
     def fork(self, source: int, request: int) -> None:
-        """Open ``request`` with the entries of ``source``; full pages are shared, the last one is copied."""
-        for old, new, count in self.tables.fork(source, request):
-            for pool in (self._keys, self._values):
-                pool[:, new : new + count] = pool[:, old : old + count]
+        """Open ``request`` with the entries of ``source``; full pages are shared, the last one and rings are copied."""
+        copies = self.tables.fork(source, request)
+        self._open_rings(request)
+        length = self.tables.length(request)
+        for pool in self._pools:
+            if pool.rings is not None:
+                first = max(0, length - pool.rings.capacity)
+                of_source, own = (pool.rings.runs(each, first, length) for each in (source, request))
+                copies_here = _pairs(of_source, own)
+            else:
+                copies_here = copies
+            for old, new, count in copies_here:
+                pool.copy(old, new, count)
+
+
+def _pairs(old: tuple[Run, ...], new: tuple[Run, ...]) -> list[tuple[int, int, int]]:
+    """(old slot, new slot, count) of the same entries in two rings of one capacity, whose runs break alike."""
+    return [(a, b, count) for (a, count), (b, _) in zip(old, new, strict=True)]
 
 
 def write(pool: torch.Tensor, runs: tuple[tuple[int, int], ...], rows: torch.Tensor) -> None:

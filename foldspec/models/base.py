@@ -10,7 +10,7 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
@@ -60,8 +60,8 @@ class LanguageModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """The pool that this model's keys and values need."""
+    def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
+        """The pools that this model's keys and values need."""
 
     @abstractmethod
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -257,14 +257,23 @@ class Projections(nn.Module):
 
 
 def causal_attention(
-    q: torch.Tensor, cache: PagedCache, layer: int, rows: Rows, kernels: Kernels, scale: float
+    q: torch.Tensor,
+    cache: PagedCache,
+    layer: int,
+    rows: Rows,
+    kernels: Kernels,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Rotated q [total, heads, d] of packed rows; each row reads its request's entries up to and with its own."""
+    """Rotated q [total, heads, d] of packed rows; each row reads its request's entries up to and with its own, of
+    which ``window`` keeps the last."""
     batch = []
     for request, start, packed in rows:
-        keys, values = cache.entries(layer, request)
-        count = packed.stop - packed.start
-        first, last = (0,) * count, tuple(range(start + 1, start + count + 1))
+        ends = range(start + 1, start + packed.stop - packed.start + 1)
+        begins = [0 if window is None else max(0, end - window) for end in ends]
+        base = begins[0]
+        keys, values = cache.entries(layer, request, base)
+        first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)
         batch.append([ReadArgs(q[packed], keys, values, first, last, scale)])
     outputs = kernels.multi_read_attention(batch)
     return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])

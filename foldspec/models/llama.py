@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardOutput, ForwardPlan, LanguageModel
@@ -82,9 +82,9 @@ class Llama(LanguageModel):
         # old exports carry the rotary frequencies, which follow from the config
         return None if tensor.endswith("rotary_emb.inv_freq") else tensor
 
-    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+    def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         g = self.geometry
-        return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
+        return TargetSpec.uniform(CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype))
 
     @property
     def head_matrix(self) -> Matrix:

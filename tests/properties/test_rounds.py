@@ -322,8 +322,7 @@ def forget(engine: Engine) -> None:
     """NaN in every slot: the same pages come round again, and what an earlier request left there must not do."""
     cache, drafts = pools(engine)
     for pool in (
-        cache._keys,
-        cache._values,
+        *cache.tensors,
         drafts._values,
         *drafts._keys.values(),
         *(x for _, x in drafts._rings.values()),

@@ -34,7 +34,7 @@ def test_what_is_planned_is_what_is_allocated(method: dict[str, Any]) -> None:
         cache, drafts = resources.cache, resources._draft_cache
         assert plan is resources.plan and drafts is not None
         engine.generate([5, 6, 7])  # a drafter's arrays exist from its first request on
-        assert plan.target_cache == cache._keys.nbytes + cache._values.nbytes
+        assert plan.target_cache == sum(data.nbytes for data in cache.tensors)
         assert plan.draft_cache == drafts._values.nbytes + sum(keys.nbytes for keys in drafts._keys.values())
         assert plan.rings == sum(pool.nbytes for _, pool in drafts._rings.values())
         found = resources.found
