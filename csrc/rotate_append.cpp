@@ -1,5 +1,5 @@
 // Rotates the queries and keys of new rows to their positions, and stores keys and values in the slots of a cache:
-// pairs (i, i + d/2) of every head, a' = a cos - b sin, b' = b cos + a sin.
+// pairs (i, i + half) of every head, a' = a cos - b sin, b' = b cos + a sin; what lies behind the pairs stays.
 #ifndef LANES
 
 #include "common.h"
@@ -19,12 +19,12 @@ struct Rows {
 
 using namespace foldspec;
 
-// q, k, v [rows, heads, width]; cos and sin [rows, d/2], `angle_step` floats from row to row. Row r goes to slots[r] of
+// q, k, v [rows, heads, width]; cos and sin [rows, half], `angle_step` floats from row to row. Row r goes to slots[r] of
 // keys [slots, k heads, d] and values [slots, v heads, width], packed; rotated [rows, q heads, d] packed.
 EXPORT void foldspec_rotate_append(
     const Rows* q, const Rows* k, const Rows* v, const float* cos, const float* sin, int64_t angle_step,
-    const int64_t* slots, int64_t rows, float* keys, float* values, float* rotated, int isa) {
-  CALL(isa, rotate_append(*q, *k, *v, cos, sin, angle_step, slots, rows, keys, values, rotated));
+    int64_t half, const int64_t* slots, int64_t rows, float* keys, float* values, float* rotated, int isa) {
+  CALL(isa, rotate_append(*q, *k, *v, cos, sin, angle_step, half, slots, rows, keys, values, rotated));
 }
 
 #else
@@ -32,8 +32,8 @@ EXPORT void foldspec_rotate_append(
 namespace foldspec {
 namespace LANES {
 
-static void rotate(const float* x, const float* cos, const float* sin, int64_t heads, int64_t width, float* y) {
-  const int64_t half = width / 2;
+static void rotate(
+    const float* x, const float* cos, const float* sin, int64_t half, int64_t heads, int64_t width, float* y) {
   for (int64_t h = 0; h < heads; h++, x += width, y += width) {
     for (int64_t i = 0; i < half; i += W) {
       const int n = static_cast<int>(std::min<int64_t>(W, half - i));
@@ -42,15 +42,16 @@ static void rotate(const float* x, const float* cos, const float* sin, int64_t h
       store(y + i, add(mul(a, c), mul(mul(b, s), all(-1.0f))), n);
       store(y + half + i, add(mul(b, c), mul(a, s)), n);
     }
+    std::memcpy(y + 2 * half, x + 2 * half, sizeof(float) * (width - 2 * half));
   }
 }
 
 static void rotate_append(
     const Rows& q, const Rows& k, const Rows& v, const float* cos, const float* sin, int64_t angle_step,
-    const int64_t* slots, int64_t rows, float* keys, float* values, float* rotated) {
+    int64_t half, const int64_t* slots, int64_t rows, float* keys, float* values, float* rotated) {
   for (int64_t r = 0; r < rows; r++, cos += angle_step, sin += angle_step) {
-    rotate(q.data + r * q.step, cos, sin, q.heads, q.width, rotated + r * q.heads * q.width);
-    rotate(k.data + r * k.step, cos, sin, k.heads, k.width, keys + slots[r] * k.heads * k.width);
+    rotate(q.data + r * q.step, cos, sin, half, q.heads, q.width, rotated + r * q.heads * q.width);
+    rotate(k.data + r * k.step, cos, sin, half, k.heads, k.width, keys + slots[r] * k.heads * k.width);
     std::memcpy(values + slots[r] * v.heads * v.width, v.data + r * v.step, sizeof(float) * v.heads * v.width);
   }
 }

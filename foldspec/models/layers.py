@@ -156,15 +156,30 @@ def settle(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 class RMSNorm(nn.Module):
-    """``w * x / sqrt(mean(x^2) + eps)`` over the last axis, statistics in fp32 or better."""
+    """``w * x / sqrt(mean(x^2) + eps)`` over the last axis, statistics in fp32 or better.
 
-    def __init__(self, width: int, eps: float, kernels: Kernels) -> None:
+    Arithmetic in half precision casts the normalised row before it multiplies by the weight, as Llama's source does;
+    with ``wide``, after, as Gemma's and Qwen3.5's do. ``offset``: the checkpoint holds w - 1 (and the norm is wide).
+    """
+
+    def __init__(self, width: int, eps: float, kernels: Kernels, *, wide: bool = False, offset: bool = False) -> None:
         super().__init__()
-        self._kernels, self.eps = kernels, eps
+        self._kernels, self.eps, self._offset = kernels, eps, offset
+        self._wide = wide or offset
         self.weight = _weight(width)
+        self._scale: torch.Tensor | None = None
+
+    def scale(self) -> torch.Tensor:
+        """What rows are multiplied by; its dtype says whether before or after the cast."""
+        if not self._wide:
+            return self.weight
+        if self._scale is None:
+            wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+            self._scale = wide + 1 if self._offset else wide
+        return self._scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernels.rms_norm(x, self.weight, self.eps)
+        return self._kernels.rms_norm(x, self.scale(), self.eps)
 
 
 class SwiGLU(nn.Module):

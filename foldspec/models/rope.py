@@ -1,4 +1,5 @@
-"""Rotary position embedding: half-split pairs ``(i, i + d/2)``, angles in fp32 as the models were trained with."""
+"""Rotary position embedding: half-split pairs ``(i, i + r/2)`` of the first ``r`` numbers of a head (``r`` is all of
+them but for partial rotation), angles in fp32 as the models were trained with."""
 
 from __future__ import annotations
 
@@ -9,42 +10,63 @@ import torch
 from foldspec.kernels.rotate_append.reference import rotate
 from foldspec.models.config import ModelConfig
 
-__all__ = ["Rope", "llama3_frequencies"]
+__all__ = ["Rope", "llama3_frequencies", "yarn_frequencies"]
 
 STEP = 1024  # positions by which the table grows
+KINDS = ("default", "llama3", "proportional", "yarn")
 
 
 class Rope:
-    """Rotation by position for heads of width ``d``, from inverse frequencies [d/2] (radians a position)."""
+    """Rotation by position from inverse frequencies [r/2] (radians a position).
 
-    def __init__(self, inverse_frequencies: torch.Tensor) -> None:
-        self._inverse = inverse_frequencies
+    ``factor`` multiplies cos and sin, so that rotated queries and keys bring it into every logit twice (YaRN's
+    attention temperature). Whoever leaves keys un-rotated multiplies their logits by it once more.
+    """
+
+    def __init__(self, inverse_frequencies: torch.Tensor, factor: float = 1.0) -> None:
+        self._inverse, self.factor = inverse_frequencies, factor
         self._table = inverse_frequencies.new_empty(0, 2, len(inverse_frequencies))
 
     @classmethod
-    def from_config(cls, config: ModelConfig, head_dim: int) -> Rope:
-        """Both spellings: ``rope_parameters`` first, then ``rope_theta`` beside ``rope_scaling``; no silent default.
+    def from_config(cls, config: ModelConfig, head_dim: int, layer_type: str | None = None) -> Rope:
+        """Both spellings: ``rope_parameters`` first (of ``layer_type``, where a model has several), then ``rope_theta``
+        beside ``rope_scaling``; no silent default.
 
         Raises :class:`CheckpointError` if there is no theta, or a rope type that is not known.
         """
         if config.has("rope_parameters"):
             scaling = config.part("rope_parameters")
+            scaling = scaling if layer_type is None else scaling.part(layer_type)
             theta = scaling.number("rope_theta", config.number("rope_theta", math.nan))
         else:
             scaling = config.part("rope_scaling")
             theta = config.number("rope_theta", math.nan)
         if math.isnan(theta):
-            raise config.error("rope_theta is missing, at the top level and in rope_parameters")
-        inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+            raise scaling.error("rope_theta is missing, at the top level and in rope_parameters")
         kind = scaling.get("rope_type", str, scaling.get("type", str, "default"))
+        if kind not in KINDS:
+            raise scaling.error(f"rope type {kind!r} is not supported", do=f"known types: {', '.join(KINDS)}")
+        part = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+        turned = int(head_dim * part)
+        if not 0 < turned <= head_dim or turned % 2:
+            raise scaling.error(f"partial_rotary_factor {part} of {head_dim} is no even number of 2 to {head_dim}")
+        if kind == "proportional":  # spaced over the whole head; what is not turned has frequency 0
+            inverse = _powers(theta, head_dim)
+            inverse[turned // 2 :] = 0.0
+            return cls(inverse / scaling.number("factor", 1.0))
+        inverse = _powers(theta, turned)
         if kind == "llama3":
-            inverse = llama3_frequencies(inverse, scaling)
-        elif kind != "default":
-            raise scaling.error(f"rope type {kind!r} is not supported", do="known types: default, llama3")
+            return cls(llama3_frequencies(inverse, scaling))
+        if kind == "yarn":
+            stretch = scaling.number("factor")
+            length = scaling.whole("original_max_position_embeddings")
+            fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+            inverse = yarn_frequencies(inverse, theta, stretch, length, fast, slow, scaling.flag("truncate", True))
+            return cls(inverse, _yarn_factor(scaling, stretch))
         return cls(inverse)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [n, 1, d/2] at positions [n], in the dtype of the frequencies."""
+        """cos and sin [n, 1, r/2] at positions [n], in the dtype of the frequencies."""
         return self.between(int(positions.min()), int(positions.max()) + 1, positions)
 
     def between(self, low: int, high: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +78,7 @@ class Rope:
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
             step = torch.arange(len(self._table), len(self._table) + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown = torch.stack([angle.cos(), angle.sin()], dim=1).to(positions.device)
+            grown = torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self.factor).to(positions.device)
             self._table = torch.cat([self._table, grown])
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
@@ -64,6 +86,11 @@ class Rope:
     def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate x [n, heads, d] to positions [n]."""
         return rotate(x, *self.at(positions))
+
+
+def _powers(theta: float, width: int) -> torch.Tensor:
+    """[width/2] ``theta ** (-2 i / width)``."""
+    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
 def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig) -> torch.Tensor:
@@ -76,3 +103,34 @@ def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig) -> torch.Ten
     between = (1 - smooth) * inverse / factor + smooth * inverse
     scaled = torch.where(wavelength > length / low, inverse / factor, between)
     return torch.where(wavelength < length / high, inverse, scaled)
+
+
+def yarn_frequencies(
+    inverse: torch.Tensor, theta: float, stretch: float, length: int, fast: float, slow: float, whole: bool = True
+) -> torch.Tensor:
+    """YaRN's interpolation by parts (Peng et al. 2023): pairs that turn more than ``fast`` times within ``length``
+    positions are kept, those that turn less than ``slow`` times are divided by ``stretch``; a ramp, linear in the
+    index, lies between (its ends rounded outwards if ``whole``)."""
+    pairs = len(inverse)
+
+    def turning(times: float) -> float:  # the index, in pairs, of the frequency that turns so often
+        return pairs * math.log(length / (times * 2 * math.pi)) / math.log(theta)
+
+    low, high = turning(fast), turning(slow)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    ramp = ((torch.arange(pairs, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return inverse / stretch * ramp + inverse * (1 - ramp)
+
+
+def _yarn_factor(scaling: ModelConfig, stretch: float) -> float:
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    if scaling.has("mscale") and scaling.has("mscale_all_dim"):
+        return _temperature(stretch, scaling.number("mscale")) / _temperature(stretch, scaling.number("mscale_all_dim"))
+    return _temperature(stretch, 1.0)
+
+
+def _temperature(stretch: float, scale: float) -> float:
+    return 0.1 * scale * math.log(stretch) + 1.0 if stretch > 1 else 1.0

@@ -15,6 +15,7 @@ def supports(facts: Facts) -> str | None:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dtype in (torch.float32, torch.float64):
         return F.rms_norm(x, weight.shape, weight, eps)
-    # in half precision the source casts the normalised row before it multiplies by the weight
+    # in half precision sources differ in whether the normalised row is cast before it is multiplied by the weight
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed.to(weight.dtype) * weight).to(x.dtype)

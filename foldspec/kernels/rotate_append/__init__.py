@@ -32,8 +32,8 @@ class Facts(NamedTuple):
 
 
 class RotateAppend(Protocol):
-    """q [n, heads, d], k and v [n, kv heads, width], un-rotated; cos and sin [n, 1, d/2] -> q rotated [n, heads, d].
-    Rotated keys and the values are in their slots when it returns."""
+    """q [n, heads, d], k and v [n, kv heads, width], un-rotated; cos and sin [n, 1, r/2], r <= d -> q rotated, in its
+    shape. Rotated keys and the values are in their slots when it returns."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, into: Slots

@@ -33,7 +33,7 @@ class NativeRotateAppend:
     ) -> torch.Tensor:
         if self._function is None:
             rows = [ctypes.POINTER(_Rows)] * 3
-            arguments = [*rows, _POINTER, _POINTER, _LONG, _POINTER, _LONG, *[_POINTER] * 3, _INT]
+            arguments = [*rows, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, *[_POINTER] * 3, _INT]
             self._function = self._library.function("rotate_append", arguments)
         rotated, slots = q.new_empty(q.shape), longs(into.slots)
         q_rows, k_rows, v_rows = _rows(q), _rows(k), _rows(v)
@@ -46,6 +46,7 @@ class NativeRotateAppend:
             cos.data_ptr(),
             sin.data_ptr(),
             cos.stride(0),
+            cos.shape[2],
             ctypes.addressof(slots),
             q.shape[0],
             into.keys.data_ptr(),

@@ -1,4 +1,4 @@
-"""Definition of rotate_append: pairs ``(i, i + d/2)`` of every head turn by the row's angles,
+"""Definition of rotate_append: pairs ``(i, i + r/2)`` of the first r numbers of every head turn by the row's angles,
 
     a' = a cos - b sin,   b' = b cos + a sin,
 
@@ -17,10 +17,11 @@ def supports(facts: Facts) -> str | None:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [n, heads, d] by cos and sin [n, 1, d/2]."""
-    a, b = x.chunk(2, dim=-1)
+    """Rotate the first r of every d numbers of x [n, heads, d] by cos and sin [n, 1, r/2]; the others stay."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
 def rotate_append(
