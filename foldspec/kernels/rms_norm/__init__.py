@@ -22,7 +22,7 @@ class Facts(NamedTuple):
 
 
 class RmsNorm(Protocol):
-    """x [..., width] and weight [width] -> the same as x. A weight in a wider dtype multiplies before the cast to x's."""
+    """x [..., width] and weight [width] -> the same as x. A wider weight multiplies before the cast to x's dtype."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
