@@ -231,7 +231,7 @@ def _generate(options: argparse.Namespace) -> int:
             if not options.quiet:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
-                print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
+                print(f"{summary(generation.completion, drafts=True)}, {reason}{seed}", file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
                 used = {"chat": chat, "system": options.system, "thinking": options.thinking}
@@ -318,6 +318,7 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "stopped_by": done.stopped_by,
         "usage": {"prompt_tokens": len(done.prompt_ids), "completion_tokens": len(done.token_ids)},
         "tau": done.tau,
+        "by_position": [{"accepted": stood, "drafted": drafted} for stood, drafted in done.by_position],
         "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
         "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
         "lossless": engine.lossless,
