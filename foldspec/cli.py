@@ -231,7 +231,7 @@ def _generate(options: argparse.Namespace) -> int:
             if not options.quiet:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
-                print(f"{summary(generation.completion, drafts=True)}, {reason}{seed}", file=sys.stderr)
+                print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
                 used = {"chat": chat, "system": options.system, "thinking": options.thinking}

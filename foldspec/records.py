@@ -163,7 +163,8 @@ class Completion:
     @property
     def by_position(self) -> list[tuple[int, int]]:
         """For each draft of a block, the first one first: (rounds in which it stood, rounds that drafted it). Where a
-        stop or the limit cut a commit short, what lies behind the cut is in neither."""
+        stop or the limit cut a commit short, what lies behind the cut is in neither. To be read beside tau: with longer
+        drafts the share falls, and tau may rise all the same."""
         judged = [(r, len(r.drafted) if r.accepted < len(r.committed) else len(r.committed)) for r in self.rounds]
         longest = max((count for _, count in judged), default=0)
         return [

@@ -115,14 +115,11 @@ class Terminal:
         self._close()
 
 
-def summary(done: Completion, *, drafts: bool = False) -> str:
-    """Tokens, tau and speed so far, in one line. ``drafts``: also how many drafts stood, of how many, by position. A
-    ratio alone misleads: longer blocks have a lower one and a higher tau."""
+def summary(done: Completion) -> str:
+    """Tokens, tau and speed so far, in one line."""
     parts = [f"{len(done.token_ids)} tokens"]
     if done.tau is not None:
         parts.append(f"tau {done.tau:.2f}")
-    if drafts and done.by_position:
-        parts.append(f"drafts accepted {' '.join(f'{stood}/{drafted}' for stood, drafted in done.by_position)}")
     if done.tpot:
         parts.append(f"{1 / done.tpot:.1f} tokens/s")
     if done.ttft is not None:

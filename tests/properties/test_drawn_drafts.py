@@ -47,9 +47,7 @@ class Recorded(Noise):
 class Bench:
     """A random network over a random target, with three requests absorbed; the logits of its blocks are recorded."""
 
-    def __init__(
-        self, name: str, folder: Path, sampling: DraftSampling, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, name: str, folder: Path, sampling: DraftSampling, dtype: torch.dtype = torch.float32) -> None:
         config, extra = (NETWORKS | HEADED)[name]
         self.config = config
         model = tiny.load_target(tiny.write_target(folder / "target"), dtype=dtype)

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, TableDrafter, dict[str, Any]]] = {
     "target top-k": ("exact", TableDrafter(DRAWN), {"temperature": 0.8, "top_k": 2}),
     "target top-p": ("exact", TableDrafter(DRAWN), {"temperature": 1.2, "top_p": 0.75}),
     "target min-p, point mass": ("exact", TableDrafter(POINT), {"temperature": 1.2, "min_p": 0.3}),
-    "both sides": ("exact", TableDrafter(DraftSampling(1.1, top_k=3, top_p=0.8)), PLAIN | {"top_k": 3, "top_p": 0.8}),
+    "both sides": ("exact", TableDrafter(DraftSampling(1.3, top_k=3, top_p=0.8)), PLAIN | {"top_k": 3, "top_p": 0.8}),
     "penalties": (
         "exact",
         TableDrafter(DraftSampling(1.3, top_k=2)),
@@ -220,6 +220,7 @@ WRONG: dict[str, tuple[types.ModuleType, str, str, str]] = {
         "match, point mass",
     ),
     "q without the draft's filters": (sampling, "return Sampled(source)", "return Unfiltered(source)", "draft top-k"),
+    "q at another temperature": (sampling, "return Sampled(source)", "return Untempered(source)", "both sides"),
     "penalties blind to the block": (
         sampling,
         "self._counts + Counter(self._drafts[:row])",
@@ -251,11 +252,19 @@ class Unfiltered(Sampled[Any]):
         return Law(logits)
 
 
+class Untempered(Sampled[Any]):
+    """q as if the drafter's temperature were 1."""
+
+    def law(self, i: int) -> Any:
+        kept = super().law(i)
+        return Law(kept.logits * 1.3, kept.ids)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_mutants_have_another_law(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a case that the code itself passes above."""
     module, old, new, case = WRONG[name]
-    names = mutant(module, old, new, Unfiltered=Unfiltered, law_of=laws.law_of)
+    names = mutant(module, old, new, Unfiltered=Unfiltered, Untempered=Untempered, law_of=laws.law_of)
     rule, like, options = CASES[case]
     drafter = TableDrafter(like.sampling, ids=like.ids)
     rules: dict[str, Any] = {"exact": names.get("Exact", exact.Exact), "match": names.get("Match", match.Match)}

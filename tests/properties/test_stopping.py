@@ -275,9 +275,7 @@ class Forcing:
     def prefilled(self, number: int, ids: Sequence[int]) -> torch.Tensor:
         self.cache.open(number)
         self.drafter.open(number)
-        return prefill(
-            number, ids, model=self.model, cache=self.cache, drafter=self.drafter, chunk=50, device=tiny.CPU
-        )
+        return prefill(number, ids, model=self.model, cache=self.cache, drafter=self.drafter, chunk=50, device=tiny.CPU)
 
     def start(self, number: int, stop_ids: Sequence[int]) -> Request:
         request = Request(number, tuple(self.PROMPT), 20, frozenset(stop_ids), SamplingParams(logprobs=0))
