@@ -62,6 +62,11 @@ def test_no_seed_is_a_fresh_one_that_is_reported(engine: Engine) -> None:
     assert len({each.seed for each in done}) == len({each.token_ids for each in done}) == 3
     again = engine.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=done[1].seed))
     assert again.token_ids == done[1].token_ids
+    together = engine.generate([PROMPTS[1]] * 3, SamplingParams(**LOOSE))  # in a batch too each has its own
+    assert len({each.seed for each in together}) == len({each.token_ids for each in together}) == 3
+    for each in together:
+        alone = engine.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=each.seed))
+        assert alone.token_ids == each.token_ids
 
 
 def test_temperature_0_is_greedy_whatever_the_rule_the_seed_and_the_drafts(engine: Engine) -> None:
