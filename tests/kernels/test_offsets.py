@@ -4,6 +4,7 @@ lies together. The far views are of memory that takes addresses alone, until a p
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import mmap
@@ -38,9 +39,12 @@ def run_of(name: str) -> Kernels:
     return tiny.kernels_of(name) if name in ("reference", "cpu") else native.kernels(name)
 
 
-def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Zeros that are addresses only."""
+def empty(*shape: int, dtype: torch.dtype = torch.float32, scanned: bool = False) -> torch.Tensor:
+    """Zeros that are addresses only; in large pages if they are going to be read from end to end."""
     space = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON | NORESERVE)
+    if scanned and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them: it takes longer
+            space.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(space, dtype=dtype).view(shape)
 
 
@@ -164,7 +168,7 @@ EVERYDAY = [("bands", name) for name in INSTRUCTIONS[:-1]]
 def test_a_matrix_of_more_than_32_bits(name: str, shape: str) -> None:
     """A product over weights that are zero but for the first and the last, and looking up a packed row."""
     run, (out, width) = run_of(name), SHAPES[shape]
-    weight, x = empty(out, width, dtype=torch.bfloat16), empty(1, width)
+    weight, x = empty(out, width, dtype=torch.bfloat16, scanned=True), empty(1, width, scanned=True)
     assert (out - 64 if shape == "bands" else 32) * width > 2**31  # where the last of them begins
     flat = weight.view(-1)
     flat[0], flat[-1], x[0, 0], x[0, -1] = 2.0, 3.0, 1.0, 5.0
