@@ -159,6 +159,8 @@ def test_max_tokens_is_met_exactly() -> None:
 def test_no_token_at_all_needs_no_forward(monkeypatch: pytest.MonkeyPatch, words: Path) -> None:
     monkeypatch.setattr(Rounds, "round", None)
     monkeypatch.setattr("foldspec.schedule.rounds.Rounds.step", None)
+    monkeypatch.setattr("foldspec.models.llama.Llama.forward", None)
+    monkeypatch.setattr("foldspec.drafters.dflash.DFlash.absorb", None)
     done = report(*SMALL, "--max-tokens", 0)
     assert done["token_ids"] == [] and done["finish_reason"] == "length" and done["rounds"] == []
     assert done["tau"] is done["tpot_ms"] is done["ttft_ms"] is None

@@ -137,8 +137,9 @@ def test_the_stop_string_in_the_middle_of_a_block_and_across_two() -> None:
     for size in range(1, len(ids) + 1):
         end = check(tok, ids, [size], ["STOP"])
         assert end == End(ids[:9], "text ", "stop", "STOP")
-    block = byte_ids(tok, b"xab....")
+    block = byte_ids(tok, b"xab.....")  # one token of its own, then seven
     assert check(tok, block, [7], ["ab"]) == End(block[:3], "x", "stop", "ab")
+    assert check(tok, block, [7], ["never"], frozenset(block[2:3])) == End(block[:3], "xab", "stop", block[2])
 
 
 @pytest.mark.parametrize("name", ["byte-level", "llama-2", "gemma"])
