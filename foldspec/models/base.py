@@ -20,7 +20,11 @@ from foldspec.models.layers import Matrix
 __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
 # architecture -> "module:class"; imported when it is asked for
-ARCHITECTURES = {"LlamaForCausalLM": "foldspec.models.llama:Llama"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "foldspec.models.llama:Llama",
+    "Qwen2ForCausalLM": "foldspec.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "foldspec.models.qwen3:Qwen3",
+}
 
 
 @dataclass(frozen=True)
