@@ -41,6 +41,7 @@ class Engine:
 
     def __init__(self, resources: Resources, method: MethodOptions) -> None:
         self._resources = resources
+        self._asked = method  # what is left to pair and method is filled in anew for each
         self.method = filled_in(method, resources.found)
         self._rule = make_rule(self.method.accept)
         self._drafter = resources.drafter(self.method)
@@ -112,7 +113,7 @@ class Engine:
         for name in changes:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}", do=f"known: {', '.join(sorted(known))}")
-        return Engine(self._resources, dataclasses.replace(self.method, **changes))
+        return Engine(self._resources, dataclasses.replace(self._asked, **changes))
 
     @property
     def resources(self) -> Resources:

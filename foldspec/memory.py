@@ -119,7 +119,8 @@ def make_plan(
         key = of_drafter.layers * of_drafter.kv_heads * of_drafter.key_width * dtype.itemsize
         copies = any(x.rotated for x in layouts) + any(x.unrotated for x in layouts)
         per_draft_entry = of_drafter.bytes_per_entry + (copies - 1) * key
-        rings += key * options.max_batch * sum(min(ring, longest + block) for ring in {x.ring for x in layouts})
+        buffers = {layout.within(longest + block).buffer for layout in layouts}
+        rings += key * options.max_batch * sum(buffers)
 
     more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
 

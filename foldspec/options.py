@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
-CONTEXT_FIELDS = {"window": int, "alpha": float, "coverage": str, "far_boundary": str}  # how a method reads its context
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
 SEED_BITS = 64
@@ -34,6 +33,49 @@ def token_count(text: str) -> int:
     """``512``, ``8k`` or ``10M`` as a number of tokens: k is 1,024, M is 1,024 k. Raises :class:`ValueError`."""
     unit = UNITS.get(text[-1:].lower())
     return int(text) if unit is None else int(text[:-1]) * unit
+
+
+def _by_layer(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """A parser of ``2/4/2``: one number a layer."""
+    return lambda text: tuple(number(part) for part in text.split("/"))
+
+
+# how a method reads its context: option -> what makes its value of a text
+CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
+    "window": int,
+    "alpha": float,
+    "coverage": str,
+    "far_boundary": str,
+    "layer_window": _by_layer(int),
+    "layer_alpha": _by_layer(float),
+    "draft_window": int,
+    "sinks": int,
+    "recents": int,
+    "yarn_ref": int,
+    "rerope_len": int,
+    "infllm_block": int,
+    "infllm_init": int,
+    "infllm_topk": int,
+    "infllm_repr": int,
+    "cmr_chunk": int,
+    "cmr_topk": int,
+    "cmr_period": int,
+}
+_LEAST = {  # of the whole numbers among them
+    "window": 1,
+    "draft_window": 1,
+    "sinks": 0,
+    "recents": 1,
+    "yarn_ref": 1,
+    "rerope_len": 2,
+    "infllm_block": 1,
+    "infllm_init": 0,
+    "infllm_topk": 1,
+    "infllm_repr": 0,
+    "cmr_chunk": 1,
+    "cmr_topk": 1,
+    "cmr_period": 1,
+}
 
 
 def _whole(name: str, value: object, low: int, *, optional: bool = False) -> None:
@@ -170,16 +212,27 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 class MethodOptions:
     """What a round does: how the drafter reads its context, how many drafts are verified, by which rule.
 
-    A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` all of them.
+    A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` also ``alpha``,
+    ``coverage`` and ``far_boundary``.
 
     ``context``        name of a context method (``foldspec.context.METHODS``)
     ``drafter``        name of a drafter without weights (``foldspec.drafters.MODEL_FREE``) that runs in place of the
                        pair's own; None: the pair's own, or plain decoding where it has none
     ``window``         W of FOLD, in context entries; None takes the pair's own
     ``alpha``          sharpness of FOLD's far read, a real number >= 1; None takes the pair's own
-    ``coverage``       ``all``: every drafter layer has the far read; ``full``: only full-attention layers have it; None
-                       takes the pair's own
+    ``coverage``       ``all``: the method is at work in every drafter layer; ``full``: in full-attention layers only;
+                       None: the pair's own for methods that are for all layers, else ``full``
     ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
+    ``layer_window``, ``layer_alpha``   W and alpha of each drafter layer, in place of the one for all; () for none
+    ``draft_window``   entries that ``shared_window`` reads
+    ``sinks``, ``recents``   of ``streaming``: the first and the last entries that are kept
+    ``yarn_ref``       R of ``yarn``, the length that the drafter was trained for; None takes the pair's own
+    ``rerope_len``     L of ``rerope``
+    ``infllm_block``, ``infllm_init``, ``infllm_topk``   of ``infllm``: entries a block, entries at the beginning that
+                       are always read, blocks that are read
+    ``infllm_repr``    entries whose mean key stands for a block; 0: all of them
+    ``cmr_chunk``, ``cmr_topk``, ``cmr_period``   of ``cmr``: entries a chunk, chunks that are read, rounds from one
+                       choice to the next
     ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``)
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
@@ -193,6 +246,20 @@ class MethodOptions:
     alpha: float | None = None
     coverage: str | None = None
     far_boundary: str = "D"
+    layer_window: tuple[int, ...] = ()
+    layer_alpha: tuple[float, ...] = ()
+    draft_window: int = 2048
+    sinks: int = 4
+    recents: int = 2044
+    yarn_ref: int | None = None
+    rerope_len: int = 4096
+    infllm_block: int = 128
+    infllm_init: int = 128
+    infllm_topk: int = 16
+    infllm_repr: int = 4
+    cmr_chunk: int = 32
+    cmr_topk: int = 64
+    cmr_period: int = 8
     accept: str = "exact"
     draft_tokens: int | None = None
     drafter: str | None = None
@@ -206,7 +273,14 @@ class MethodOptions:
             value = getattr(self, name)
             if not isinstance(value, str) and (name, value) != ("drafter", None):
                 raise UsageError(f"must be a name, not {value!r}", where=name)
-        _whole("window", self.window, 1, optional=True)
+        for name, least in _LEAST.items():
+            _whole(name, getattr(self, name), least, optional=name in ("window", "yarn_ref"))
+        object.__setattr__(self, "layer_window", _several("layer_window", self.layer_window))
+        object.__setattr__(self, "layer_alpha", _several("layer_alpha", self.layer_alpha))
+        for window in self.layer_window:
+            _whole("layer_window", window, 1)
+        for alpha in self.layer_alpha:
+            _real("layer_alpha", alpha, 1, math.inf)
         _whole("draft_tokens", self.draft_tokens, 0, optional=True)
         if self.alpha is not None:
             _real("alpha", self.alpha, 1, math.inf)

@@ -15,8 +15,9 @@ import torch
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.side import DraftCache
-from foldspec.context import make_method
+from foldspec.context import coverage_of, make_method
 from foldspec.context.reader import ContextReader
+from foldspec.context.verifier import Verifier
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
@@ -32,7 +33,7 @@ from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
 
-WINDOW, ALPHA = 2048, 2.0  # FOLD's own, for a pair that the registry does not know
+WINDOW, ALPHA, YARN_REF = 2048, 2.0, 4096  # for a pair that the registry does not know
 CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
 BUDGETS = {"cpu": 12, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
@@ -184,7 +185,8 @@ class Resources:
         if network is None or self._draft_cache is None:
             return NoDrafter()
         context = make_method(method, network.layer_facts, network.block)
-        reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale)
+        verifier = Verifier(self.cache) if "verifier_query" in context.needs() else None
+        reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale, verifier)
         sampling = DraftSampling(
             float(method.draft_temperature), method.draft_top_k, method.draft_top_p, method.draft_noise == "shared"
         )
@@ -198,15 +200,18 @@ class Resources:
         return self._prefix_drafter
 
     @contextmanager
-    def opened(self, request: int, drafter: Drafter, prefix: Prefix | None) -> Iterator[None]:
-        """A request in the caches of target and drafter, from nothing or from a prefix; its pages are freed after."""
+    def opened(
+        self, request: int, drafter: Drafter, prefix: Prefix | None, longest: int | None = None
+    ) -> Iterator[None]:
+        """A request of at most ``longest`` tokens in the caches of target and drafter, from nothing or from a prefix;
+        its pages are freed after."""
         try:
             if prefix is None:
                 self.cache.open(request)
-                drafter.open(request)
+                drafter.open(request, longest)
             else:
                 self.cache.fork(prefix.request, request)
-                drafter.fork(prefix.request, request, prefix.token_ids)
+                drafter.fork(prefix.request, request, prefix.token_ids, longest)
             yield
         finally:
             self.close(request, drafter)
@@ -267,12 +272,15 @@ def choose_operators(
 
 def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it."""
-    entry = found.entry
+    entry, coverage = found.entry, coverage_of(method.context)
+    if entry and coverage == "all":
+        coverage = entry.coverage
     return dataclasses.replace(
         method,
         window=method.window or (entry.window if entry else None) or WINDOW,
         alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
-        coverage=method.coverage or (entry.coverage if entry else "all"),
+        coverage=method.coverage or coverage,
+        yarn_ref=method.yarn_ref or (entry.yarn_ref if entry else None) or YARN_REF,
     )
 
 

@@ -70,7 +70,7 @@ def _walk(
 ) -> list[int]:
     found = []
     try:
-        drafter.fork(prefix.request, request, prefix.token_ids)
+        drafter.fork(prefix.request, request, prefix.token_ids, len(prefix.token_ids) + len(text))
         with torch.inference_mode():
             for i in range(anchors):
                 place = Rows.of([request], [len(prefix.token_ids) + i], [1])

@@ -46,6 +46,16 @@ class TargetSpec:
         return cls((pool,), (0,) * pool.layers)
 
     @property
+    def last_whole(self) -> int | None:
+        """The last layer that reads all entries; None where there is none."""
+        found = (
+            i
+            for i in reversed(range(len(self.pool_of)))
+            if isinstance(pool := self.pools[self.pool_of[i]], CacheSpec) and pool.window is None
+        )
+        return next(found, None)
+
+    @property
     def bytes_per_entry(self) -> int:
         """Of the pools that keep every entry, in pages."""
         return sum(pool.bytes_per_entry for pool in self.pools if pool.window is None)
@@ -116,6 +126,9 @@ class PagedCache:
         self.spec = TargetSpec.uniform(spec) if isinstance(spec, CacheSpec) else spec
         self.tables = PageTables(pages, page_size)
         self._longest_pass = longest_pass
+        self._watched: int | None = None
+        self._asked: tuple[torch.Tensor, float] | None = None
+        self._rows: dict[int, tuple[int, slice]] = {}
         self._pools: list[_Pool] = []
         for pool in self.spec.pools:
             slots, rings = pages * page_size, None
@@ -175,6 +188,7 @@ class PagedCache:
             self.tables.reserve(request, end)
         for request, end in zip(rows.requests, ends, strict=True):
             self.tables.extend(request, end)
+        self._rows = {request: (start, packed) for request, start, packed in rows}
         for pool in self._pools:
             assert pool.rings is None or max(rows.counts, default=0) <= self._longest_pass, "too long for the rings"
             pool.begun = tuple(
@@ -183,6 +197,22 @@ class PagedCache:
                 for first, count in self._runs(pool, request, start, end)
                 for slot in range(first, first + count)
             )
+
+    def watch(self) -> None:
+        """From now on keep the queries of each forward in the last layer that reads all entries, for :meth:`asked`."""
+        self._watched = self.spec.last_whole
+
+    def ask(self, layer: int, q: torch.Tensor, scale: float) -> None:
+        """A layer's rotated queries [total, heads, d] of the rows that :meth:`begin` counted in, and their scale."""
+        if layer == self._watched:
+            self._asked = q, scale
+
+    def asked(self, request: int, position: int) -> tuple[int, torch.Tensor, float]:
+        """The watched layer, the query [heads, d] at ``position``, a row of the last forward, and its scale."""
+        assert self._watched is not None and self._asked is not None, "nobody watches"
+        (start, packed), (q, scale) = self._rows[request], self._asked
+        assert start <= position < start + packed.stop - packed.start, "the last forward had no such row"
+        return self._watched, q[packed.start + position - start], scale
 
     def _runs(self, pool: _Pool, request: int, first: int, last: int) -> tuple[Run, ...]:
         return (pool.rings or self.tables).runs(request, first, last)

@@ -21,12 +21,23 @@ __all__ = ["DraftCache", "Layout"]
 class Layout:
     """The key copies that one layer keeps for one request; values are always kept.
 
-    ``ring`` > 0 keeps only the last ``ring`` rotated keys, in place of ``rotated``, which keeps them all.
+    ``ring`` > 0 keeps only the last ``ring`` rotated keys, in place of ``rotated``, which keeps them all; ``selection``
+    > 0 has room for that many keys that are rotated anew, to positions of a reader's choice, and the block behind them.
     """
 
     rotated: bool = False
     unrotated: bool = False
     ring: int = 0
+    selection: int = 0
+
+    @property
+    def buffer(self) -> int:
+        """Rotated keys that have a place of their own, in no page."""
+        return self.ring or self.selection
+
+    def within(self, longest: int) -> Layout:
+        """A buffer as long as a request holds everything, so that a huge one costs no more than the context."""
+        return replace(self, ring=min(self.ring, longest), selection=min(self.selection, longest))
 
 
 class DraftCache:
@@ -66,13 +77,12 @@ class DraftCache:
         self._adopt(request, layouts)
 
     def _adopt(self, request: int, layouts: tuple[Layout, ...]) -> None:
-        # a ring as long as a request holds everything, so that a huge window costs no more than the context
-        layouts = tuple(replace(layout, ring=min(layout.ring, self._longest)) for layout in layouts)
+        layouts = tuple(layout.within(self._longest) for layout in layouts)
         self._layouts[request] = layouts
         for kind in ("rotated", "unrotated"):
             if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
                 self._keys[kind] = self._empty(self._slots, self.spec.key_width)
-        for capacity in {layout.ring for layout in layouts if layout.ring}:
+        for capacity in {layout.buffer for layout in layouts if layout.buffer}:
             if capacity not in self._rings:
                 ring = (
                     Rings(self._max_requests, capacity),
@@ -137,6 +147,16 @@ class DraftCache:
             rings, pool = self._rings[layout.ring]
             return Entries(pool[layer], rings.runs(request, first, last))
         return Entries(self._pool(layer, layout, rotated), self.tables.runs(request, first, last))
+
+    def write_selection(self, layer: int, request: int, start: int, keys: torch.Tensor) -> None:
+        """Put keys [n, kv heads, width] at places ``start .. start+n-1`` of the selection."""
+        rings, pool = self._rings[self.layout(request, layer).selection]
+        write(pool[layer], rings.runs(request, start, start + len(keys)), keys)
+
+    def selection(self, layer: int, request: int, first: int, last: int) -> Entries:
+        """The keys at places ``first .. last-1`` of the selection."""
+        rings, pool = self._rings[self.layout(request, layer).selection]
+        return Entries(pool[layer], rings.runs(request, first, last))
 
     def _pool(self, layer: int, layout: Layout, rotated: bool) -> torch.Tensor:
         # another request may have made the array: what this one never wrote must not be read from it

@@ -35,6 +35,7 @@ class Pair:
     window: int | None = None
     alpha: float | None = None
     coverage: str = "all"
+    yarn_ref: int | None = None
     chat: bool = True
     download_bytes: int | None = None
     disk_bytes: int | None = None

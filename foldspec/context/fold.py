@@ -16,39 +16,39 @@ On a sliding layer, which sees ``p - j < Wn`` by itself, the near read is that w
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from foldspec.cache.side import Layout
 from foldspec.context.base import ContextMethod, Read
 
 
 class Fold(ContextMethod):
-    uses = frozenset({"window", "alpha", "coverage", "far_boundary"})
+    uses = frozenset({"window", "layer_window", "alpha", "layer_alpha", "coverage", "far_boundary"})
 
     def stores(self, layer: int) -> Layout:
-        if not self._folds(layer):
+        if not self.covers(layer):
             return Layout(rotated=True)
         # Un-rotated keys of everything; rotated ones for the near read and the block's own rows. A ring this long does
         # not wrap while the context fits the window, so that reading it is then the same sum as reading pages.
         return Layout(unrotated=True, ring=self._distance(layer) + self.block)
 
-    def reads(self, layer: int, n: int) -> list[Read]:
-        if not self._folds(layer):
+    def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
+        if not self.covers(layer):
             return [self.near(layer, n)]
         near = self.near(layer, n, self._distance(layer))
         boundary = self._boundary(layer)
         last = tuple(max(0, min(n, p - boundary + 1)) for p in self.positions(n))
         if not any(last):  # the context fits the window: the near read is all there is
             return [near]
-        alpha = self.options.alpha
+        alpha = self.options.layer_alpha[layer] if self.options.layer_alpha else self.options.alpha
         assert alpha is not None
         at = tuple(self._distance(layer) + r for r in range(self.block))
         return [near, Read((0,) * self.block, last, "unrotated", at, scale=alpha, exponent=1 / alpha)]
 
-    def _folds(self, layer: int) -> bool:
-        return self.options.coverage != "full" or self.layers[layer].window is None
-
     def _distance(self, layer: int) -> int:
-        assert self.options.window is not None
-        return max(self.options.window + self.block, self.layers[layer].window or 0)
+        return max(self.window(layer) + self.block, self.layers[layer].window or 0)
 
     def _boundary(self, layer: int) -> int:
         """The smallest distance that is far."""

@@ -4,12 +4,15 @@ keeps a window of its own that is narrower.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from foldspec.context.base import ContextMethod, Read
 
 
 class Window(ContextMethod):
-    uses = frozenset({"window"})
+    uses = frozenset({"window", "layer_window"})
 
-    def reads(self, layer: int, n: int) -> list[Read]:
-        assert self.options.window is not None
-        return [self.near(layer, n, max(self.options.window + self.block, self.layers[layer].window or 0))]
+    def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
+        return [self.near(layer, n, max(self.window(layer) + self.block, self.layers[layer].window or 0))]

@@ -28,6 +28,7 @@ class DrafterNetwork(nn.Module, ABC):
     ``block``   B, the rows of a block, the anchor's included
     ``rope``    the layers' rotary embedding; ``scale`` multiplies their logits
     ``facts``   what the drafter asks of its target
+    ``heads``   query heads of a layer
     ``integer`` tensors that hold whole numbers
     """
 
@@ -35,6 +36,7 @@ class DrafterNetwork(nn.Module, ABC):
     block: int
     rope: Rope
     scale: float
+    heads: int
     facts: DrafterFacts
     integer: frozenset[str] = frozenset()
 
@@ -62,20 +64,27 @@ class Drafter(ABC):
     max_drafts: int = 0
 
     @abstractmethod
-    def open(self, request: int) -> None:
-        """Begin with a request. Raises :class:`ResourceError` if there is no room for it."""
+    def open(self, request: int, longest: int | None = None) -> None:
+        """Begin with a request, or go on with one that was suspended. ``longest``: the tokens that it may come to,
+        prompt and output (None: nobody knows). Raises :class:`ResourceError` if there is no room for it."""
 
     @abstractmethod
     def open_prefix(self, request: int) -> None:
         """Begin with a request that will only be absorbed and forked, by whatever context method."""
 
     @abstractmethod
-    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
-        """Begin with a request that has absorbed what ``prefix`` has: ``tokens``, through whichever drafter."""
+    def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None:
+        """As :meth:`open`, for a request that has absorbed what ``prefix`` has: ``tokens``, through whichever drafter.
+        """
 
     @abstractmethod
     def close(self, request: int) -> None:
         """Forget the request and free what it held."""
+
+    def suspend(self, request: int) -> None:
+        """Free what the request holds, all of which :meth:`absorb` can bring back; the rest is kept until it is opened
+        again, or closed."""
+        self.close(request)
 
     def reserve(self, request: int, entries: int) -> None:  # noqa: B027  (nothing to do is the rule)
         """Make sure of room for ``entries`` committed entries of an open request and for a proposal after them: what
@@ -112,11 +121,11 @@ class Drafter(ABC):
 class NoDrafter(Drafter):
     """Proposes nothing: every round is one plain decoding step."""
 
-    def open(self, request: int) -> None: ...
+    def open(self, request: int, longest: int | None = None) -> None: ...
 
     def open_prefix(self, request: int) -> None: ...
 
-    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None: ...
+    def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None: ...
 
     def close(self, request: int) -> None: ...
 

@@ -186,7 +186,7 @@ class DFlashNetwork(DrafterNetwork):
         g = config.geometry
         self.config, self.facts = config, config.facts
         self.block, self.layer_facts = config.block, config.layers
-        self.rope, self.scale = config.rope, g.head_dim**-0.5
+        self.rope, self.scale, self.heads = config.rope, g.head_dim**-0.5, g.heads
         self.fc = Linear(len(config.taps) * g.width, g.width, kernels)
         self.hidden_norm = RMSNorm(g.width, g.eps, kernels)
         self.layers = nn.ModuleList(Block(g, kernels, bias=config.attention_bias) for _ in range(g.layers))
@@ -263,17 +263,20 @@ class DFlash(Drafter):
         own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))
         self._weight_bytes = own + head * target.width * target.head_weight.itemsize
 
-    def open(self, request: int) -> None:
-        self._reader.open(request)
+    def open(self, request: int, longest: int | None = None) -> None:
+        self._reader.open(request, longest)
 
     def open_prefix(self, request: int) -> None:
         self._reader.open_prefix(request)
 
-    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
-        self._reader.fork(prefix, request)
+    def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None:
+        self._reader.fork(prefix, request, longest)
 
     def close(self, request: int) -> None:
         self._reader.close(request)
+
+    def suspend(self, request: int) -> None:
+        self._reader.suspend(request)
 
     def reserve(self, request: int, entries: int) -> None:
         self._reader.reserve(request, entries)

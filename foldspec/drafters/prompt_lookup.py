@@ -86,14 +86,14 @@ class PromptLookup(Drafter):
         self._longest = longest
         self._indexes: dict[int, _Index] = {}
 
-    def open(self, request: int) -> None:
+    def open(self, request: int, longest: int | None = None) -> None:
         assert request not in self._indexes, "the request is open already"
         self._indexes[request] = _Index(self._longest)
 
     def open_prefix(self, request: int) -> None:
         self.open(request)
 
-    def fork(self, prefix: int, request: int, tokens: Sequence[int]) -> None:
+    def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None:
         self.open(request)
         self._indexes[request].append(tokens)
 

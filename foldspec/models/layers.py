@@ -282,6 +282,7 @@ def causal_attention(
 ) -> torch.Tensor:
     """Rotated q [total, heads, d] of packed rows; each row reads its request's entries up to and with its own, of
     which ``window`` keeps the last."""
+    cache.ask(layer, q, scale)
     batch = []
     for request, start, packed in rows:
         ends = range(start + 1, start + packed.stop - packed.start + 1)

@@ -22,11 +22,16 @@ class Rope:
     ``factor``   multiplies cos and sin, so that it comes into every logit twice, once with the query and once with the
                  key (YaRN's attention temperature)
     ``reach``    the context that the scaling was made for, where the config says so; else 0
+    ``theta``    the base of which the frequencies are powers, for :meth:`stretched`
     """
 
-    def __init__(self, inverse_frequencies: torch.Tensor, factor: float = 1.0, reach: int = 0) -> None:
-        self._inverse, self.factor, self.reach = inverse_frequencies, factor, reach
+    def __init__(
+        self, inverse_frequencies: torch.Tensor, factor: float = 1.0, reach: int = 0, theta: float = math.nan
+    ) -> None:
+        self._inverse, self.factor, self.reach, self._theta = inverse_frequencies, factor, reach, theta
         self._table = inverse_frequencies.new_empty(0, 2, len(inverse_frequencies))
+        # [r/2] what is not turned is left as it is
+        self._gain = torch.ones_like(inverse_frequencies).masked_fill(inverse_frequencies != 0, factor)
 
     @classmethod
     def from_config(cls, config: ModelConfig, head_dim: int, layer_type: str | None = None) -> Rope:
@@ -49,18 +54,26 @@ class Rope:
         if kind == "proportional":  # spaced over the whole head; what is not turned has frequency 0
             inverse = _powers(theta, head_dim)
             inverse[turned // 2 :] = 0.0
-            return cls(inverse / scaling.number("factor", 1.0))
+            return cls(inverse / scaling.number("factor", 1.0), theta=theta)
         inverse = _powers(theta, turned)
         if kind == "llama3":
-            return cls(llama3_frequencies(inverse, scaling, _trained_length(config, scaling)))
+            return cls(llama3_frequencies(inverse, scaling, _trained_length(config, scaling)), theta=theta)
         if kind == "yarn":
             length = _trained_length(config, scaling)
             stretch = scaling.number("factor")
             fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
             inverse = yarn_frequencies(theta, turned, stretch, length, fast, slow, scaling.flag("truncate", True))
             stated = scaling.has("original_max_position_embeddings")
-            return cls(inverse, _yarn_factor(scaling, stretch), int(stretch * length) if stated else 0)
-        return cls(inverse)
+            return cls(inverse, _yarn_factor(scaling, stretch), int(stretch * length) if stated else 0, theta)
+        return cls(inverse, theta=theta)
+
+    def stretched(self, stretch: float, length: int) -> Rope:
+        """YaRN's table for contexts ``stretch`` > 1 times as long as ``length``, with its attention temperature: of the
+        same base, whatever scaling this rope has. Pairs that this rope does not turn are not turned."""
+        fast, slow = 32.0, 1.0
+        inverse = yarn_frequencies(self._theta, 2 * len(self._inverse), stretch, length, fast, slow)
+        inverse = inverse.to(self._inverse).where(self._inverse != 0, 0.0)
+        return Rope(inverse, _temperature(stretch, 1.0), int(stretch * length), self._theta)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [n, 1, r/2] at positions [n], in the dtype of the frequencies."""
@@ -75,7 +88,7 @@ class Rope:
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
             step = torch.arange(len(self._table), len(self._table) + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown = torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self.factor).to(positions.device)
+            grown = torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain).to(positions.device)
             self._table = torch.cat([self._table, grown])
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
@@ -85,7 +98,8 @@ class Rope:
         ``factor`` of both."""
         cos, sin = self.at(positions)
         if alone and self.factor != 1.0:
-            cos, sin = cos * self.factor, sin * self.factor
+            gain = self._gain.to(x.device)
+            cos, sin = cos * gain, sin * gain
         return rotate(x, cos, sin)
 
 

@@ -293,7 +293,7 @@ class Scheduler:
                 if self.rounds.cache.tables.allocator.free_pages < len(self._running):
                     raise ResourceError("all free cache pages are spoken for")
             except BaseException as error:
-                self._close(job)
+                self._suspend(job)
                 if not isinstance(error, ResourceError):
                     raise
                 if self._running:
@@ -310,19 +310,19 @@ class Scheduler:
         cache, drafter, request, origin = self.rounds.cache, self.rounds.drafter, job.request, job.origin
         if origin is not None and not request.output and cache.tables.is_open(origin.id):
             cache.fork(origin.id, request.id)
-            drafter.fork(origin.id, request.id, request.prompt)
+            drafter.fork(origin.id, request.id, request.prompt, len(request.prompt) + request.limit)
             job.filled = len(request.prompt)
         else:
             if not request.output:
                 job.origin = None  # closed meanwhile: its seconds are spent once more, and count once
             cache.open(request.id)
-            drafter.open(request.id)
+            drafter.open(request.id, len(request.prompt) + request.limit)
         self._reserve(request, job.total)
 
-    def _close(self, job: Job) -> None:
-        """Free what the job holds in the caches, if anything: it may be half open."""
+    def _suspend(self, job: Job) -> None:
+        """Free what the job holds in the caches, if anything: it may be half open. It may be opened again."""
         self.rounds.cache.close(job.request.id)
-        self.rounds.drafter.close(job.request.id)
+        self.rounds.drafter.suspend(job.request.id)
         job.filled = 0
 
     def _chunks(self, tokens: int) -> list[tuple[Job, Chunk]]:
@@ -356,7 +356,7 @@ class Scheduler:
     def _put_back(self, job: Job) -> None:
         """To the front of the queue, with nothing in the caches."""
         self._running.remove(job)
-        self._close(job)
+        self._suspend(job)
         self._waiting.appendleft(job)
 
     def _fail(self, job: Job, error: FoldspecError) -> None:
@@ -366,12 +366,12 @@ class Scheduler:
 
     def _end(self, job: Job) -> None:
         """A job that is done leaves, and frees all it holds."""
-        if job in self._running:
-            self._running.remove(job)
-            self._close(job)
-        elif job in self._waiting:
-            self._waiting.remove(job)
-        job.over = True
+        for jobs in (self._running, self._waiting):
+            if job in jobs:
+                jobs.remove(job)
+        self.rounds.cache.close(job.request.id)
+        self.rounds.drafter.close(job.request.id)
+        job.filled, job.over = 0, True
 
     def end_cancelled(self, job: Job) -> bool:
         """End a request that was cancelled, unless a step runs: whether it was done. For :class:`Turn` alone."""

@@ -16,14 +16,13 @@ import brute
 import pytest
 import tiny
 import torch
+from reading import FULL_LAYER, Reading, draw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foldspec.cache.paged import CacheSpec
 from foldspec.cache.rows import Rows
 from foldspec.context import make_method
 from foldspec.context.base import DrafterLayer
-from foldspec.context.reader import ContextReader, Rotation
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import Entries, Output, ReadArgs
 from foldspec.models.rope import Rope
@@ -34,81 +33,6 @@ GOLDEN: dict[str, Any] = json.loads((tiny.GOLDEN / "golden_methods.json").read_t
 KERNELS = ("reference", "cpu")
 # torch's flash operator computes a row by how many others there are and where memory lies: it promises no bits
 EXACT = ("reference", "native")
-FULL_LAYER = (DrafterLayer(),)
-
-
-class PartialRope:
-    """Rotates the first components of a head and lets the others pass."""
-
-    def __init__(self, inverse: torch.Tensor) -> None:
-        self._rope, self._width = Rope(inverse), 2 * len(inverse)
-
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
-        return torch.cat(
-            [self._rope.rotate(x[..., : self._width], positions, alone=alone), x[..., self._width :]], dim=-1
-        )
-
-
-class WatchedKernels(Kernels):
-    """Remembers the last call."""
-
-    def multi_read_attention(self, batch: Sequence[Sequence[ReadArgs]]) -> list[Output]:
-        self.batch, self.outputs = batch, super().multi_read_attention(batch)
-        return self.outputs
-
-
-class Reading:
-    """A context method over a cache of its own, fed with un-rotated q, k and v."""
-
-    def __init__(
-        self,
-        kernel: str,
-        *,
-        block: int,
-        heads: int,
-        width: int,
-        rope: Rotation | None = None,
-        layers: Sequence[DrafterLayer] = FULL_LAYER,
-        dtype: torch.dtype = torch.float64,
-        requests: int = 3,
-        **options: Any,
-    ) -> None:
-        self.method = make_method(MethodOptions(**options), layers, block)
-        spec = CacheSpec(len(layers), heads, width, width, dtype)
-        self.cache = tiny.PoisonedDraftCache(spec, pages=48, page_size=16, max_requests=requests, device="cpu")
-        self.kernels = WatchedKernels(kernel, tiny.library())
-        self.rope = rope or Rope(torch.from_numpy(brute.frequencies(width)).to(dtype))
-        self.reader = ContextReader(self.method, self.cache, self.rope, self.kernels, width**-0.5)
-        for request in range(requests):
-            self.reader.open(request)
-
-    def absorb(self, k: torch.Tensor, v: torch.Tensor, request: int = 0) -> None:
-        """The next entries; every layer gets the same ones."""
-        rows = Rows.of([request], [self.reader.length(request)], [len(k)])
-        layers = len(self.method.layers)
-        self.reader.absorb(rows, [k] * layers, [v] * layers)
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0, request: int = 0
-    ) -> torch.Tensor:
-        rows = Rows.of([request], [self.reader.length(request)], [self.method.block])
-        self.reader.begin(rows)
-        return self.reader.attend(layer, rows, q, k, v)
-
-    def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **where: int) -> torch.Tensor:
-        """Context and block at once: k and v [n + B, ...]. The context comes in three pieces, as from a prefill."""
-        n = len(k) - self.method.block
-        for a, b in ((0, n // 2), (n // 2, n - n // 5), (n - n // 5, n)):
-            if a < b:
-                self.absorb(k[a:b], v[a:b])
-        return self.attend(q, k[n:], v[n:], **where)
-
-
-def draw(n: int, block: int, heads: int = 2, kv: int = 1, width: int = 8, seed: int = 0) -> list[torch.Tensor]:
-    """q, k and v, un-rotated, in float64."""
-    source = torch.Generator().manual_seed(seed)
-    shapes = (block, heads, width), (n + block, kv, width), (n + block, kv, width)
-    return [torch.randn(*shape, generator=source, dtype=torch.float64) for shape in shapes]
 
 
 # --------------------------------------------------------------------------------------------------------------- golden
@@ -132,7 +56,7 @@ def test_fold_gives_the_golden_numbers(case: dict[str, Any], kernel: str) -> Non
         block=case["B"],
         heads=case["hkv"],
         width=case["d"],
-        rope=PartialRope(inverse),
+        rope=Rope(inverse),
         layers=(DrafterLayer(window=case["native_window"]),),
         context="fold",
         window=case["W"],
@@ -145,13 +69,13 @@ def test_fold_gives_the_golden_numbers(case: dict[str, Any], kernel: str) -> Non
 
     (reads,), (output,) = reading.kernels.batch, reading.kernels.outputs
     torch.testing.assert_close(output.lse[0], numbers(case, "logZ_window"), atol=1e-6, rtol=0)
-    context = [case["n"] - first for first in reading.method.reads(0, case["n"])[0].first]
+    context = [case["n"] - first for first in reading.method.reads(0, None, case["n"], None)[0].first]
     assert context == [row["n_window_context"] for row in case["rows"]]
     far_counts = [row["n_far"] for row in case["rows"]]
     if not any(far_counts):
         assert len(reads) == 1  # nothing is far: the second read is not even made
         return
-    far = reading.method.reads(0, case["n"])[1]
+    far = reading.method.reads(0, None, case["n"], None)[1]
     assert [max(0, l - f) for f, l in zip(far.first, far.last, strict=True)] == far_counts
     assert list(far.query_at) == [row["far_distance"] for row in case["rows"]]
     far_mass = output.lse[1] * reads[1].exponent
@@ -171,7 +95,7 @@ def test_the_golden_cases_are_the_ones_meant() -> None:
 def test_the_sets_of_every_row_have_the_golden_sizes(case: dict[str, Any]) -> None:
     n, block = case["n"], case["B"]
     method = make_method(MethodOptions(context="fold", window=case["W"], alpha=2.0), FULL_LAYER, block)
-    near, *far = method.reads(0, n)
+    near, *far = method.reads(0, None, n, None)
     assert [n - first for first in near.first] == case["n_window_context"] and near.last == (n,) * block
     counts = [max(0, l - f) for f, l in zip(far[0].first, far[0].last, strict=True)] if far else [0] * block
     assert counts == case["n_far"]
@@ -195,7 +119,7 @@ def test_the_worked_example(name: str, context: str, alpha: float, kernel: str) 
     out = reading.whole(*tensors(case))
     torch.testing.assert_close(out, torch.tensor(case["out"][name], dtype=torch.float64), atol=1e-6, rtol=0)
     if context == "fold":
-        assert list(reading.method.reads(0, case["n"])[1].last) == case["n_far"]
+        assert list(reading.method.reads(0, None, case["n"], None)[1].last) == case["n_far"]
 
 
 # -------------------------------------------------------------------------------- while the context fits, FOLD is plain

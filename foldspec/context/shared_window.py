@@ -1,0 +1,18 @@
+"""``shared_window``: all rows of the block read the same last ``draft_window`` entries, at true distances; a sliding
+layer sees no more of them than by itself. (What serving engines offer as a draft window.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foldspec.context.base import ContextMethod, Read
+
+
+class SharedWindow(ContextMethod):
+    uses = frozenset({"draft_window"})
+
+    def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
+        return [self.near(layer, n, since=max(0, n - self.options.draft_window))]
