@@ -27,7 +27,7 @@ from foldspec.cli_shared import (
     sampling_options,
 )
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from foldspec.options import COVERAGES, DRAFT_NOISES, FAR_BOUNDARIES, MethodOptions, SamplingParams
+from foldspec.options import CONTEXT_FIELDS, COVERAGES, DRAFT_NOISES, FAR_BOUNDARIES, MethodOptions, SamplingParams
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -123,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     method.add_argument("--window", type=int, metavar="N", help="W, in context entries")
     method.add_argument("--alpha", type=float, metavar="X", help="sharpness of the far read, at least 1")
-    keys = f"window, alpha, coverage={'|'.join(COVERAGES)}, far_boundary={'|'.join(FAR_BOUNDARIES)}"
+    values = {"coverage": f"={'|'.join(COVERAGES)}", "far_boundary": f"={'|'.join(FAR_BOUNDARIES)}"}
+    keys = ", ".join(f"{key}{values.get(key, '')}" for key in CONTEXT_FIELDS)
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")

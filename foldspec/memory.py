@@ -17,6 +17,7 @@ from foldspec.options import EngineOptions, MethodOptions
 
 __all__ = ["MemoryPlan", "free_memory", "make_plan"]
 
+PARTS = ("weights", "target_cache", "draft_cache", "rings", "method_state", "workspace")
 SPARE = 0.1  # of the free memory is left alone
 SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory that caches take at most, unless the user says how much
 
@@ -29,8 +30,8 @@ class MemoryPlan:
     nobody knows.
 
     ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows of the target's layers and, for the
-    context method at hand, of the drafter's; ``workspace`` is an estimate of what the largest pass of the target needs
-    meanwhile.
+    context method at hand, the windows and selections of the drafter's, ``method_state`` what else that method comes to
+    keep of requests; ``workspace`` is an estimate of what the largest pass of the target needs meanwhile.
     """
 
     device: str
@@ -44,17 +45,17 @@ class MemoryPlan:
     target_cache: int
     draft_cache: int
     rings: int
+    method_state: int
     workspace: int
     free: int | None
 
     @property
     def total(self) -> int:
-        return self.weights + self.target_cache + self.draft_cache + self.rings + self.workspace
+        return sum(getattr(self, name) for name in PARTS)
 
     def report(self) -> dict[str, str]:
         """In words, for people."""
-        names = ("weights", "target_cache", "draft_cache", "rings", "workspace")
-        parts = {name.replace("_", " "): size(getattr(self, name)) for name in names}
+        parts = {name.replace("_", " "): size(getattr(self, name)) for name in PARTS}
         free = "unknown" if self.free is None else size(self.free)
         return {"cache tokens": f"{self.entries:,}", **parts, "in all": size(self.total), "free": free}
 
@@ -110,7 +111,7 @@ def make_plan(
     weights = _weights(found.model, found.target, dtype, device, options, kernels)
     workspace = _workspace(found.model, max(min(chunk, longest), rows), rows, dtype)
     longest_pass, requests = max(min(chunk, longest), block + 1), options.max_batch + 1
-    per_draft_entry, rings = 0, requests * spec.bytes_per_request(longest_pass, longest + block)
+    per_draft_entry, state, rings = 0, 0, requests * spec.bytes_per_request(longest_pass, longest + block)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)
         of_drafter = network.cache_spec(dtype)
@@ -121,6 +122,8 @@ def make_plan(
         per_draft_entry = of_drafter.bytes_per_entry + (copies - 1) * key
         buffers = {layout.within(longest + block).buffer for layout in layouts}
         rings += key * options.max_batch * sum(buffers)
+        heads, width = network.heads, of_drafter.key_width
+        state = sum(context.state_bytes(i, longest, heads, width) for i in range(len(layouts))) * options.max_batch
 
     more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
 
@@ -137,6 +140,7 @@ def make_plan(
             target_cache=pages * page * spec.bytes_per_entry,
             draft_cache=(pages + more) * page * per_draft_entry,
             rings=rings,
+            method_state=state,
             workspace=workspace,
             free=free,
         )
@@ -146,7 +150,7 @@ def make_plan(
     pages = options.max_batch * one if options.cache_tokens is None else -(-options.cache_tokens // page)
     if free is not None:
         each = page * (spec.bytes_per_entry + per_draft_entry)
-        most = int((1 - SPARE) * free - weights - workspace - rings - more * page * per_draft_entry) // each
+        most = int((1 - SPARE) * free - weights - workspace - rings - state - more * page * per_draft_entry) // each
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
         if pages > most:

@@ -171,10 +171,11 @@ class Resources:
                 do=f"shorten it{raised}",
             )
 
-    def drafter(self, method: MethodOptions) -> Drafter:
+    def drafter(self, method: MethodOptions, verified: int | None = None) -> Drafter:
         """The drafter that ``method`` names, or the pair's own, which reads its context by ``method`` over the shared
-        weights and pools. Without one, or with ``draft_tokens=0``: plain decoding. Raises :class:`UsageError` for an
-        unknown context method or drafter."""
+        weights and pools. Without one, or with ``draft_tokens=0``: plain decoding. ``verified``: the request whose
+        verification a method may look at, where it is not the drafter's own. Raises :class:`UsageError` for an unknown
+        context method or drafter, or one that does not go with the target."""
         network = self.found.network
         make_method(method, (), 1)  # a wrong name is wrong where it is not used too
         named = None if method.drafter is None else make_model_free(method.drafter)
@@ -185,7 +186,7 @@ class Resources:
         if network is None or self._draft_cache is None:
             return NoDrafter()
         context = make_method(method, network.layer_facts, network.block)
-        verifier = Verifier(self.cache) if "verifier_query" in context.needs() else None
+        verifier = Verifier(self.cache, verified) if "verifier_query" in context.needs() else None
         reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale, verifier)
         sampling = DraftSampling(
             float(method.draft_temperature), method.draft_top_k, method.draft_top_p, method.draft_noise == "shared"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import MethodOptions
+from foldspec.options import CONTEXT_FIELDS, MethodOptions
 
 __all__ = ["AR", "AR_AGAIN", "Method", "check_drafts", "order", "parse_methods"]
 
@@ -55,7 +55,7 @@ def _parse(words: str) -> Method:
             do = f"keys: {', '.join(sorted(fields))}; each KEY=VALUE once"
             raise UsageError(f"{pair!r} is no option of a method", where=f"--methods {words}", do=do)
         try:
-            changes[key] = _KINDS[fields[key]](value)
+            changes[key] = CONTEXT_FIELDS.get(key, _KINDS.get(fields[key], str))(value)
         except ValueError:
             raise UsageError(f"{value!r} is not a number", where=f"--methods {words}, {key}") from None
     try:

@@ -8,7 +8,9 @@ continuation, and a drafter is asked at each position for what would follow; not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 import torch
 
@@ -21,6 +23,8 @@ from foldspec.options import MethodOptions
 from foldspec.resources import Prefix
 
 __all__ = ["leading_drafts", "tau_fs"]
+
+AT_EVERY_POSITION: dict[str, Any] = {"cmr_period": 1, "infllm_repr": 0}
 
 
 def tau_fs(leading: Sequence[int]) -> float:
@@ -35,10 +39,12 @@ def leading_drafts(
     prefix. Anchors are the tokens after which the longest drafts of any of the methods can be judged whole: the same
     for all, so that they can be compared pair by pair.
 
-    Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most.
+    Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most. No state depends on what was
+    drafted before: a selection is made anew at every position, and means stand for blocks (``AT_EVERY_POSITION``).
     """
     resources = engine.resources
-    drafters = [resources.drafter(method) for method in methods]
+    request = resources.new_id()
+    drafters = [resources.drafter(replace(method, **AT_EVERY_POSITION), request) for method in methods]
     counts = [
         drafter.max_drafts if method.draft_tokens is None else min(method.draft_tokens, drafter.max_drafts)
         for method, drafter in zip(methods, drafters, strict=True)
@@ -47,16 +53,15 @@ def leading_drafts(
     if anchors < 1:
         return [[] for _ in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
-    request = resources.new_id()
     with resources.opened(request, NoDrafter(), prefix), torch.inference_mode():
         rows = Rows.of([request], [len(prefix.token_ids)], [len(text) - 1])
         ids = torch.tensor(text[:-1], device=resources.device)
         output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
-    states = dict(zip(wanted, output.taps, strict=True))
-    return [
-        _walk(resources.new_id(), prefix, text, drafter, states, anchors, count)
-        for drafter, count in zip(drafters, counts, strict=True)
-    ]
+        states = dict(zip(wanted, output.taps, strict=True))
+        return [
+            _walk(resources.new_id(), prefix, text, drafter, states, anchors, count)
+            for drafter, count in zip(drafters, counts, strict=True)
+        ]
 
 
 def _walk(

@@ -8,7 +8,7 @@ import torch
 
 from foldspec.cache.pages import PageTables, Rings, Run
 from foldspec.cache.rows import Rows
-from foldspec.errors import ResourceError
+from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.kernels.rotate_append import Slots
 
@@ -199,7 +199,10 @@ class PagedCache:
             )
 
     def watch(self) -> None:
-        """From now on keep the queries of each forward in the last layer that reads all entries, for :meth:`asked`."""
+        """From now on keep the queries of each forward in the last layer that reads all entries, for :meth:`asked`.
+        Raises :class:`UsageError` if there is no such layer."""
+        if self.spec.last_whole is None:
+            raise UsageError("this target has no layer that reads its whole context", do="use another --context")
         self._watched = self.spec.last_whole
 
     def ask(self, layer: int, q: torch.Tensor, scale: float) -> None:

@@ -1,4 +1,4 @@
-"""``infllm``: the window, and blocks of the older context that the block of queries asks for (InfLLM, Xiao et al. 2024).
+"""``infllm``: the window, and those blocks of the older context that match the queries (InfLLM, Xiao et al. 2024).
 
     near:  p - j < D, at true distances                                                       D = W + B
     far:   the first ``infllm_init`` entries, the ``infllm_topk`` blocks of ``infllm_block`` entries that match best,

@@ -201,9 +201,7 @@ class ContextReader:
                 self._cache.write_keys(layer, request, n, keys, rotated=True)
             batch.append(
                 [
-                    self._arguments(
-                        layer, request, n, r, rotated(rope, own, r.query_at, alone=r.keys == "unrotated")
-                    )
+                    self._arguments(layer, request, n, r, rotated(rope, own, r.query_at, alone=r.keys == "unrotated"))
                     for r in reads
                 ]
             )

@@ -15,15 +15,17 @@ __all__ = ["Verifier"]
 
 
 class Verifier:
-    """Reads a target's ``cache``, which keeps the queries of its last full-attention layer from now on."""
+    """Reads a target's ``cache``, which keeps the queries of its last full-attention layer from now on. ``request``:
+    the one that was verified, whoever asks."""
 
-    def __init__(self, cache: PagedCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PagedCache, request: int | None = None) -> None:
+        self._cache, self._request = cache, request
         cache.watch()
 
     def attended(self, request: int, position: int) -> torch.Tensor:
         """[position + 1] the softmax of the row at ``position``, a row of the last forward, over the entries up to its
         own: mean over query heads, in fp32 or better."""
+        request = request if self._request is None else self._request
         layer, q, scale = self._cache.asked(request, position)
         keys, _ = self._cache.entries(layer, request)
         kv_heads = keys.data.shape[1]

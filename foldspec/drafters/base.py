@@ -74,8 +74,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None:
-        """As :meth:`open`, for a request that has absorbed what ``prefix`` has: ``tokens``, through whichever drafter.
-        """
+        """As :meth:`open`, for a request that has absorbed what ``prefix`` has, by any drafter: ``tokens``."""
 
     @abstractmethod
     def close(self, request: int) -> None:

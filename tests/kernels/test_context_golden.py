@@ -215,7 +215,7 @@ def test_cmr_reads_its_chunks_at_consecutive_positions(kernel: str) -> None:
     assert len(seen) > 15
 
 
-# ------------------------------------------------------------------------------------------------------ memory, in bytes
+# ----------------------------------------------------------------------------------------------------- memory, in bytes
 
 
 @pytest.mark.parametrize("case", GOLDEN["side_cache"], ids=lambda case: case["name"])

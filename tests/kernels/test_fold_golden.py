@@ -16,15 +16,15 @@ import brute
 import pytest
 import tiny
 import torch
-from reading import FULL_LAYER, Reading, draw
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import FULL_LAYER, Reading, draw
 
 from foldspec.cache.rows import Rows
 from foldspec.context import make_method
 from foldspec.context.base import DrafterLayer
 from foldspec.kernels.dispatch import Kernels
-from foldspec.kernels.multi_read_attention import Entries, Output, ReadArgs
+from foldspec.kernels.multi_read_attention import Entries, ReadArgs
 from foldspec.models.rope import Rope
 from foldspec.noise import Noise
 from foldspec.options import MethodOptions

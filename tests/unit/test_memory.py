@@ -17,6 +17,12 @@ METHODS: list[dict[str, Any]] = [
     {"context": "full"},
     {"context": "window", "window": 100},
     {"context": "fold", "window": 24},
+    {"context": "rerope", "window": 24},
+    {"context": "streaming", "recents": 30},
+    {"context": "yarn", "yarn_ref": 64},
+    {"context": "infllm", "window": 24},
+    {"context": "cmr", "cmr_topk": 4},
+    {"context": "cmr"},
 ]
 
 
@@ -26,7 +32,7 @@ def load(planned: Any = None, **options: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["context"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: " ".join(map(str, m.values())))
 def test_what_is_planned_is_what_is_allocated(method: dict[str, Any]) -> None:
     plans: list[MemoryPlan] = []
     with load(plans.append, max_batch=3, max_context=1000, page_size=64, **method) as engine:
@@ -40,9 +46,10 @@ def test_what_is_planned_is_what_is_allocated(method: dict[str, Any]) -> None:
         found = resources.found
         assert found.network is not None
         held = [*found.model.parameters(), *found.network.parameters()]
+        assert (plan.method_state > 0) == (method["context"] == "infllm")
         assert plan.weights == sum(p.nbytes for p in held)
         assert plan.entries == 3 * (-(-1000 // 64) + 1) * 64 == cache.tables.entries
-        assert plan.total < sum((plan.weights, plan.target_cache, plan.draft_cache, plan.rings)) + 50e6
+        assert plan.total < plan.weights + plan.target_cache + plan.draft_cache + plan.rings + plan.method_state + 50e6
         assert plan.report()["cache tokens"] == "3,264" and "GB" in str(plan) + " GB"
 
 

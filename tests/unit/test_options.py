@@ -66,6 +66,22 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (MethodOptions, "alpha", True, "alpha: must be"),
     (MethodOptions, "coverage", "some", "coverage: must be one of all, full, not 'some'"),
     (MethodOptions, "far_boundary", "d", "far_boundary: must be one of D, complement, not 'd'"),
+    (MethodOptions, "layer_window", (8, 0), "layer_window: must be a whole number of at least 1, not 0"),
+    (MethodOptions, "layer_window", 8, "layer_window: must be a list or a tuple, not 8"),
+    (MethodOptions, "layer_alpha", (2.0, 0.5), "layer_alpha: must be a finite number of at least 1, not 0.5"),
+    (MethodOptions, "layer_alpha", "2", "layer_alpha: must be a finite number"),
+    (MethodOptions, "draft_window", 0, "draft_window: must be a whole number of at least 1"),
+    (MethodOptions, "sinks", -1, "sinks: must be a whole number of at least 0"),
+    (MethodOptions, "recents", 0, "recents: must be a whole number of at least 1"),
+    (MethodOptions, "yarn_ref", 0, "yarn_ref: must be a whole number of at least 1"),
+    (MethodOptions, "rerope_len", 1, "rerope_len: must be a whole number of at least 2"),
+    (MethodOptions, "infllm_block", 0, "infllm_block: must be a whole number of at least 1"),
+    (MethodOptions, "infllm_init", -1, "infllm_init: must be a whole number of at least 0"),
+    (MethodOptions, "infllm_topk", 0, "infllm_topk: must be a whole number of at least 1"),
+    (MethodOptions, "infllm_repr", -1, "infllm_repr: must be a whole number of at least 0"),
+    (MethodOptions, "cmr_chunk", 0, "cmr_chunk: must be a whole number of at least 1"),
+    (MethodOptions, "cmr_topk", None, "cmr_topk: must be a whole number of at least 1"),
+    (MethodOptions, "cmr_period", 0, "cmr_period: must be a whole number of at least 1"),
     (MethodOptions, "draft_tokens", -1, "draft_tokens: must be a whole number of at least 0"),
     (EngineOptions, "dtype", "float64", "dtype: must be one of auto, float32, bfloat16, float16"),
     (EngineOptions, "threads", 0, "threads: must be a whole number of at least 1"),
@@ -136,7 +152,10 @@ def test_every_option_has_a_default_and_none_can_be_changed() -> None:
 def test_the_defaults_are_the_ones_that_are_documented() -> None:
     method = MethodOptions()
     assert (method.context, method.coverage, method.far_boundary, method.accept) == ("fold", None, "D", "exact")
-    assert (method.window, method.alpha, method.draft_tokens) == (None, None, None)
+    assert (method.window, method.alpha, method.draft_tokens, method.yarn_ref) == (None, None, None, None)
+    assert (method.draft_window, method.sinks, method.recents, method.rerope_len) == (2048, 4, 2044, 4096)
+    assert (method.infllm_block, method.infllm_init, method.infllm_topk, method.infllm_repr) == (128, 128, 16, 4)
+    assert (method.cmr_chunk, method.cmr_topk, method.cmr_period) == (32, 64, 8)
     engine = EngineOptions()
     assert (engine.device, engine.dtype, engine.page_size, engine.kernels) == ("auto", "auto", 256, "auto")
     assert engine.offline is False and SamplingParams().max_tokens == 256
@@ -155,12 +174,16 @@ def test_options_as_key_value_pairs() -> None:
     )
     assert options == MethodOptions(context="fold", window=24, alpha=1.5, coverage="full", far_boundary="complement")
     assert MethodOptions.from_pairs({}) == MethodOptions()
+    by_layer = MethodOptions.from_pairs({"layer_window": "8/16/8", "layer_alpha": "1/2.5/4", "yarn_ref": "512"})
+    assert by_layer == MethodOptions(layer_window=(8, 16, 8), layer_alpha=(1.0, 2.5, 4.0), yarn_ref=512)
 
 
 @pytest.mark.parametrize(
     ("pairs", "known", "message"),
     [
-        ({"sinks": "4"}, {}, "--context-opt: unknown key 'sinks'; known keys: window, alpha, coverage, far_boundary"),
+        ({"sink": "4"}, {}, "--context-opt: unknown key 'sink'; known keys: window, alpha, coverage, far_boundary"),
+        ({"sinks": "some"}, {}, "--context-opt sinks: 'some' is not a number"),
+        ({"layer_alpha": "2/x"}, {}, "--context-opt layer_alpha: '2/x' is not a number"),
         ({"window": "wide"}, {}, "--context-opt window: 'wide' is not a number"),
         ({"window": "2.5"}, {}, "--context-opt window: '2.5' is not a number"),
         ({"alpha": "nan"}, {}, "alpha: must be a finite number"),

@@ -10,8 +10,9 @@ from deciding import decide
 
 from foldspec.acceptance import RULES, make_rule
 from foldspec.context import METHODS, make_method
-from foldspec.context.base import DrafterLayer
+from foldspec.context.base import DrafterLayer, Opened
 from foldspec.errors import UsageError
+from foldspec.models.rope import Rope
 from foldspec.options import MethodOptions
 from foldspec.records import Completion, DrafterFacts, Piece, PointMass, Round, Verdict
 
@@ -72,11 +73,14 @@ def test_completions_do_not_share_their_rounds() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_made_and_reads_the_block_once(name: str) -> None:
-    method = make_method(MethodOptions(context=name, window=8, alpha=2.0), (DrafterLayer(), DrafterLayer(6, True)), 5)
+    method = make_method(
+        MethodOptions(context=name, window=8, alpha=2.0, yarn_ref=64), (DrafterLayer(), DrafterLayer(6, True)), 5
+    )
+    state = method.begin(Opened(64, Rope(torch.ones(2), theta=1e4), 1.0, lambda *_: torch.empty(0)))
     for layer in (0, 1):
-        assert method.stores(layer).rotated or method.stores(layer).ring
+        assert method.stores(layer).rotated or method.stores(layer).buffer
         for n in (0, 3, 8, 9, 40):
-            reads = method.reads(layer, n)
+            reads = method.reads(layer, state, n, None)
             assert [read.block for read in reads].count(True) == 1
             assert all(len(read.first) == len(read.last) == len(read.query_at) == 5 for read in reads)
 
