@@ -4,9 +4,9 @@ Entries lie in consecutive chunks of ``cmr_chunk``, the last perhaps short. All 
 whose entries are renumbered ``0 .. m-1`` in their order; the block follows at ``m .. m+B-1``. One softmax, no window.
 
 The first draft reads the last ``cmr_topk`` chunks. After rounds 0, P, 2P, ... (``cmr_period``) the selection is made of
-the ``cmr_topk`` chunks to which the target's row of the last accepted token attended most: the mean over a chunk's entries
-of its probabilities in the last full-attention layer, mean over heads; ties go to the lower index. Then, after every
-round, the chunks that it began join; a chunk that is selected grows with its entries.
+the ``cmr_topk`` chunks to which the target's row of the last accepted token attended most: the mean over a chunk's
+entries of its probabilities in the last full-attention layer, mean over heads; ties go to the lower index. Then, after
+every round, the chunks that it began join; a chunk that is selected grows with its entries.
 """
 
 from __future__ import annotations
