@@ -7,8 +7,8 @@ never), sets from predicates on (row, entry), masses from plain exponentials.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,3 +125,79 @@ def layer(
         far_at=lambda r: max(reach, own or 0) + r,
         alpha=alpha,
     )
+
+
+def one_softmax(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    inverse: np.ndarray,
+    distance: Callable[[int, int], float | None],
+    *,
+    scale: Callable[[int], float] = lambda r: 1.0,
+    gain: float = 1.0,
+) -> torch.Tensor:
+    """[B, heads, width]. Row ``r`` meets entry ``j`` of ``k`` [n + B, ...] at ``distance(r, j)``, or not at all (None);
+    ``gain`` multiplies what is rotated, of queries and keys."""
+    Q, K, V = (x.double().numpy() for x in (q, k, v))
+    out = np.zeros((*Q.shape[:2], V.shape[-1]))
+    for r in range(len(Q)):
+        met = [(j, far) for j in range(len(K)) if (far := distance(r, j)) is not None]
+        for h in range(Q.shape[1]):
+            g = h * K.shape[1] // Q.shape[1]
+            s = [scale(r) * _scored(Q[r, h], K[j, g], far, inverse, gain) for j, far in met]
+            weights = np.exp(np.array(s) - max(s))
+            out[r, h] = weights @ np.array([V[j, g] for j, _ in met]) / weights.sum()
+    return torch.from_numpy(out)
+
+
+def _scored(q: np.ndarray, k: np.ndarray, far: float, inverse: np.ndarray, gain: float) -> float:
+    turned = 2 * len(inverse)
+    x = rotate(q, far, inverse)
+    return float(gain**2 * (x[:turned] @ k[:turned]) + x[turned:] @ k[turned:]) / math.sqrt(len(q))
+
+
+def distances(
+    name: str, n: int, block: int, own: int | None, causal: bool, options: dict[str, Any]
+) -> Callable[[int, int], float | None]:
+    """At which distance row ``r`` of a layer meets entry ``j`` under a context method: the methods' definitions, of
+    those that make one softmax and choose by position alone. ``own`` is the layer's native window, ``causal`` its
+    order inside the block. An ``infllm`` here reads all its blocks, a ``cmr`` its last chunks."""
+    reach = options.get("window", 0) + block
+    covered = own is None or options.get("coverage", "full" if name in ("streaming", "infllm") else "all") == "all"
+
+    def native(d: int) -> float | None:
+        return d if own is None or d < own else None
+
+    def to_block(r: int, m: int) -> float | None:
+        if causal and m > r:
+            return None
+        return r - m if own is None or abs(r - m) < own or (name == "cmr" and covered) else None
+
+    def to_entry(r: int, j: int) -> float | None:
+        d = n + r - j
+        if name == "shared_window":
+            return native(d) if j >= n - options["draft_window"] else None
+        if name == "window":
+            return native(d) if d < max(reach, own or 0) else None
+        if not covered or name in ("full", "yarn"):
+            return native(d)
+        if name == "rerope":
+            return d if d < (own or reach) else reach
+        if name == "infllm":
+            return (native(d) if d < reach else reach - 1) if own is None else (d if d < own else None)
+        if name == "streaming":
+            out = max(0, n - options["sinks"] - options["recents"])
+            if out and j < options["sinks"]:
+                return d - out
+            return native(d) if not out or j >= n - options["recents"] else None
+        assert name == "cmr"
+        kept = _last_chunks(n, options["cmr_chunk"], options["cmr_topk"])
+        return len(kept) + r - kept.index(j) if j in kept else None
+
+    return lambda r, j: to_block(r, j - n) if j >= n else to_entry(r, j)
+
+
+def _last_chunks(n: int, chunk: int, count: int) -> Sequence[int]:
+    chunks = [range(a, min(n, a + chunk)) for a in range(0, n, chunk)]
+    return [j for entries in chunks[-count:] for j in entries]
