@@ -53,10 +53,11 @@ def leading_drafts(
     if anchors < 1:
         return [[] for _ in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
-    with resources.opened(request, NoDrafter(), prefix), torch.inference_mode():
+    with resources.opened(request, NoDrafter(), prefix):
         rows = Rows.of([request], [len(prefix.token_ids)], [len(text) - 1])
         ids = torch.tensor(text[:-1], device=resources.device)
-        output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
+        with torch.inference_mode():
+            output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
         states = dict(zip(wanted, output.taps, strict=True))
         return [
             _walk(resources.new_id(), prefix, text, drafter, states, anchors, count)

@@ -233,13 +233,15 @@ def test_a_drafter_whose_context_is_far_out(context: str, tmp_path: Path, monkey
         lambda: FarDraftCache(**spec, pages=2, page_size=PAGE, max_requests=2),
         lambda: DraftCache(**spec, pages=8, page_size=16, max_requests=2),
     ]
-    window = 8 if context == "fold" else PAGE
+    window = PAGE if context in ("full", "window") else 8
+    options = {"window": window, "alpha": 2.0, "yarn_ref": 64, "sinks": 2, "recents": 6}
+    options |= {"draft_window": 8, "infllm_init": 4, "infllm_block": 4, "infllm_topk": 2, "cmr_chunk": 4, "cmr_topk": 3}
     for make in makers:
         cache = make()
-        drafter = tiny.bind(network, model, cache, context=context, window=window, alpha=2.0)
-        drafter.open(9)
+        drafter = tiny.bind(network, model, cache, context=context, **options)
+        drafter.open(9, 100)
         cache.reserve(9, 1)  # the first page
-        drafter.open(0)
+        drafter.open(0, 100)
         with torch.inference_mode():
             drafter.absorb(Rows.of([0], [0], [40]), [], taps)
             drafter.propose(Rows.of([0], [40], [1]), [3], [99], [Noise(0)])
