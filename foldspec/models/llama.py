@@ -63,7 +63,8 @@ class Llama(LanguageModel):
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> Llama:
-        config.refuse(hidden_act="silu", quantization_config=None, pretraining_tp=1)
+        config = config.text()
+        config.refuse(hidden_act="silu", pretraining_tp=1)
         geometry = Geometry.from_config(config)
         return cls(
             geometry,
@@ -76,11 +77,6 @@ class Llama(LanguageModel):
             attention_bias=config.flag("attention_bias"),
             mlp_bias=config.flag("mlp_bias"),
         )
-
-    @staticmethod
-    def parameter_name(tensor: str) -> str | None:
-        # old exports carry the rotary frequencies, which follow from the config
-        return None if tensor.endswith("rotary_emb.inv_freq") else tensor
 
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         g = self.geometry

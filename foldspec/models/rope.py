@@ -42,7 +42,7 @@ class Rope:
             scaling = config.part("rope_scaling")
             theta = config.number("rope_theta", math.nan)
         if math.isnan(theta):
-            raise scaling.error("rope_theta is missing, at the top level and in rope_parameters")
+            raise config.error("rope_theta is missing, at the top level and in rope_parameters")
         kind = scaling.get("rope_type", str, scaling.get("type", str, "default"))
         if kind not in KINDS:
             raise scaling.error(f"rope type {kind!r} is not supported", do=f"known types: {', '.join(KINDS)}")
