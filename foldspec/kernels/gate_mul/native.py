@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from foldspec.kernels.library import Library, refusal
 from foldspec.kernels.gate_mul import Facts, Gate
+from foldspec.kernels.library import Library, refusal
 
 
 class NativeGateMul:
