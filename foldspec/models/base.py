@@ -84,8 +84,8 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better. ``matrix``, a part of
-        :attr:`head_matrix`, restricts the vocabulary to its rows. ``softcap`` bounds logits, ``cap tanh(logits / cap)``, in
-        place of the model's own, if it has one."""
+        :attr:`head_matrix`, restricts the vocabulary to its rows. ``softcap`` bounds logits in place of the model's
+        own bound, if it has one: ``softcap * tanh(logits / softcap)``."""
 
     @property
     @abstractmethod

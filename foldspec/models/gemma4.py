@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -77,9 +77,10 @@ def layers_of(config: ModelConfig) -> tuple[Layer, ...]:
             raise config.error(f"unknown layer type {kind!r}")
     kinds = [*kinds[:-1], "full_attention"]
     raw_keys = config.flag("attention_k_eq_v")
+    own = _own_values(config, kinds, raw_keys)
     return tuple(
         Layer(
-            Geometry.from_config(_of_layer(config, i, kind, raw_keys)),
+            Geometry.from_config(ModelConfig({**config.values, **own.get(i, {})}, config.where)),
             config.whole("sliding_window") if kind == "sliding_attention" else None,
             raw_keys and kind == "full_attention",
         )
@@ -87,20 +88,22 @@ def layers_of(config: ModelConfig) -> tuple[Layer, ...]:
     )
 
 
-def _of_layer(config: ModelConfig, index: int, kind: str, raw_keys: bool) -> ModelConfig:
-    """The settings of one layer: those of the model, but for head size and key-value heads."""
-    if config.has("per_layer_config"):
-        own = config.part("per_layer_config").part(str(index))
-        for key in own.values:
+def _own_values(config: ModelConfig, kinds: Sequence[str], raw_keys: bool) -> dict[int, dict[str, Any]]:
+    """What some layers have in place of the model's own ``head_dim`` and ``num_key_value_heads``, by number."""
+    if not config.has("per_layer_config"):
+        own = {"head_dim": config.whole("global_head_dim")}
+        if raw_keys and config.has("num_global_key_value_heads"):
+            own["num_key_value_heads"] = config.whole("num_global_key_value_heads")
+        return {i: own for i, kind in enumerate(kinds) if kind == "full_attention"}
+    listed, found = config.part("per_layer_config"), {}
+    for name in listed.values:
+        if not name.isdecimal() or int(name) >= len(kinds):  # "5", or "05" where layers have two digits
+            raise listed.error(f"{name!r} is none of {len(kinds)} layers")
+        layer = found[int(name)] = listed.part(name).values
+        for key in layer:
             if key not in ("head_dim", "num_key_value_heads"):
-                raise own.error(f"{key} is not supported for one layer")
-        return ModelConfig({**config.values, **own.values}, config.where)
-    if kind == "sliding_attention":
-        return config
-    own_values = {"head_dim": config.whole("global_head_dim")}
-    if raw_keys and config.has("num_global_key_value_heads"):
-        own_values["num_key_value_heads"] = config.whole("num_global_key_value_heads")
-    return ModelConfig({**config.values, **own_values}, config.where)
+                raise listed.error(f"{key} of one layer is not supported")
+    return found
 
 
 class UnitNorm(nn.Module):
