@@ -26,6 +26,8 @@ ARCHITECTURES = {
     "Gemma4UnifiedForCausalLM": "foldspec.models.gemma4:Gemma4",
     "Gemma4UnifiedForConditionalGeneration": "foldspec.models.gemma4:Gemma4",
     "LlamaForCausalLM": "foldspec.models.llama:Llama",
+    "Qwen2ForCausalLM": "foldspec.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "foldspec.models.qwen3:Qwen3",
 }
 
 
