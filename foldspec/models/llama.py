@@ -121,8 +121,9 @@ class Llama(LanguageModel):
 
     def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         logits = (matrix or self.head_matrix).product(x)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+        if softcap is not None:  # in half precision, too, where the source does
+            logits = logits.div_(softcap).tanh_().mul_(softcap)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
         rows = plan.rows
