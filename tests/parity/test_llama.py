@@ -31,8 +31,10 @@ from oracles import (
     opened,
     write,
 )
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from foldspec import FoldspecError
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
@@ -189,6 +191,11 @@ def test_only_the_wanted_rows_go_through_the_head(pair: Pair) -> None:
 # ---------------------------------------------------------------------------------------------- configs and checkpoints
 
 
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(tiny.changed(json.loads(path.read_text()), **changes)))
+
+
 def respelled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The same rope in the spellings that published files have."""
     rope = config.pop("rope_parameters")
@@ -210,19 +217,34 @@ def test_old_and_new_spellings_of_the_rope(pair: Pair, tmp_path: Path) -> None:
         close(feed(model, opened(model), pair.ids, [LENGTH]), wanted)
 
 
-def test_a_sharded_checkpoint(tmp_path: Path) -> None:
-    folder = write(tmp_path, VARIANTS["biases, own head_dim, groups of 4"], max_shard_size="20KB")
+@pytest.mark.parametrize("name", ["biases, own head_dim, groups of 4", "qwen2 tied, one kv head"])
+def test_a_sharded_checkpoint(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, VARIANTS[name], max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 2 and (folder / "model.safetensors.index.json").exists()
     pair = Pair(folder)
     close(feed(pair.model, opened(pair.model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
+
+
+def test_biases_that_no_key_announces(tmp_path: Path) -> None:
+    """The same file under Llama's name, whose config says that there are none; and with one of them gone."""
+    pair = Pair(write(tmp_path, VARIANTS["qwen2, odd vocabulary"]))
+    edit(tmp_path, architectures=["LlamaForCausalLM"], attention_bias=False)
+    model = tiny.load_target(tmp_path)
+    close(feed(model, opened(model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.self_attn.v_proj.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    for architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
+        edit(tmp_path, architectures=[architecture])
+        with pytest.raises(FoldspecError, match=r"1 missing tensors: model\.layers\.1\.self_attn\.v_proj\.bias"):
+            tiny.load_target(tmp_path)
 
 
 def test_a_head_in_the_file_wins_over_a_tied_config(tmp_path: Path) -> None:
     """Some exports declare tied embeddings and ship a head of their own."""
     folder = write(tmp_path / "untied", VARIANTS["llama3 rope, no groups"])
     pair = Pair(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    edit(folder, tie_word_embeddings=True)
     model = tiny.load_target(folder)
     close(feed(model, opened(model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
 
