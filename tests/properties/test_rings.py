@@ -4,13 +4,16 @@ dense attention by loops in float64, and plain decoding. (Against lists of rows:
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gemma
 import numpy as np
 import pytest
 import tiny
 import torch
 
+from foldspec import Completion, Engine, SamplingParams
 from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.rotate_append import Slots
@@ -95,3 +98,106 @@ def test_attention_after_every_rejection(length: int, kernels: str) -> None:
                 layers.truncate(7, dropped)
                 layers.truncate(8, other - 1)
             layers.forward(LONGEST, 1)
+
+
+# ---------------------------------------------------------------------------------------------- against plain decoding
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of windows of four entries, and a drafter of which few drafts are right."""
+    folder = tmp_path_factory.mktemp("rings")
+    gemma.write_target(folder / "target")
+    tiny.write_drafter(folder / "drafter", tiny.ZLAB)
+    return folder
+
+
+def load(pair: Path, **options: Any) -> Engine:
+    settings = {"page_size": 16, "prefill_chunk": 9, "max_context": 96, "window": 8, "debug": True, **options}
+    return Engine.load(target=str(pair / "target"), drafter=str(pair / "drafter"), device="cpu", **settings)
+
+
+def same(found: Completion, wanted: Completion) -> None:
+    assert found.error is None and found.token_ids == wanted.token_ids and found.rounds == wanted.rounds
+
+
+PROMPTS = [tiny.prompt(n, 128, seed=n) for n in (WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 2, 40, 17, 1)]
+PARAMS = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def alone(pair: Path) -> list[Completion]:
+    """Every prompt by itself, in one chunk: the ids of plain decoding."""
+    with load(pair, max_batch=1, prefill_chunk=96) as engine:
+        plain = engine.using(draft_tokens=0).generate(PROMPTS, PARAMS)
+        found = [engine.generate(prompt, PARAMS) for prompt in PROMPTS]
+    assert [done.token_ids for done in found] == [done.token_ids for done in plain]
+    assert any(r.accepted for done in found for r in done.rounds)
+    return found
+
+
+@pytest.mark.parametrize("chunk", [WINDOW - 1, 9])
+def test_requests_together_and_preempted(pair: Path, alone: list[Completion], chunk: int) -> None:
+    """Each in a ring that another had before; pages for about three of them, so that they take them from each other."""
+    with load(pair, max_batch=4, cache_tokens=112, prefill_chunk=chunk) as engine:
+        for data in engine.resources.cache.tensors:
+            data.fill_(torch.nan)
+        for done, wanted in zip(engine.generate(PROMPTS, PARAMS), alone, strict=True):
+            same(done, wanted)
+        assert engine.scheduler.preempted > 0
+        free = [sorted(rings._free) for rings in engine.resources.cache._rings]
+        assert free == [list(range(5))]
+
+
+def test_a_prefix_is_forked_again_and_again(pair: Path, alone: list[Completion]) -> None:
+    """Into two requests at once, while it is closed; a second prompt cannot be kept beside a full batch."""
+    with load(pair, max_batch=2, prefill_chunk=WINDOW - 1) as engine:
+        for prompt, wanted in zip(PROMPTS, alone, strict=True):
+            prefix = engine.prefill(prompt)
+            for done in engine.generate([prefix, prefix], PARAMS):
+                same(done, wanted)
+            streams = [engine.stream(prefix, PARAMS) for _ in range(2)]
+            for stream in streams:
+                next(stream)
+            prefix.close()
+            for stream in streams:
+                list(stream)
+                same(stream.completion, wanted)
+
+
+def test_a_drafter_that_proposes_more_than_the_pairs_own(pair: Path, alone: list[Completion]) -> None:
+    """Prompt lookup's blocks of eight rows, in rings that were planned for chunks of two and blocks of five."""
+    repeated = [7, 8, 9, 10, 11, 12, 13, 14] * 5
+    with load(pair, prefill_chunk=2) as engine:
+        plain, lookup = (engine.using(**change) for change in ({"draft_tokens": 0}, {"drafter": "lookup"}))
+        found = lookup.generate([repeated, *PROMPTS], PARAMS)
+        assert [done.token_ids for done in found[1:]] == [done.token_ids for done in alone]
+        assert found[0].token_ids == plain.generate(repeated, PARAMS).token_ids
+        assert max(len(r.drafted) for done in found for r in done.rounds) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "ring"),
+    [
+        ({}, WINDOW - 1 + 9),  # a chunk
+        ({"prefill_chunk": 2}, WINDOW - 1 + 8),  # prompt lookup's block, which is longer than the drafter's
+        ({"max_context": 5, "max_batch": 2}, 5 + 5),  # what a request and a block may hold
+    ],
+    ids=str,
+)
+def test_what_is_planned_is_what_is_allocated(pair: Path, options: dict[str, Any], ring: int) -> None:
+    with load(pair, **options) as engine:
+        plan, cache, drafts = engine.resources.plan, engine.resources.cache, engine.resources._draft_cache
+        engine.generate([5, 6, 7], SamplingParams(max_tokens=2))
+        pages, rings = 0, 0
+        for pool, spec in zip(cache._pools, cache.spec.pools, strict=True):
+            size = pool.keys.nbytes + pool.values.nbytes
+            pages, rings = (pages + size, rings) if spec.window is None else (pages, rings + size)
+        assert drafts is not None and plan.target_cache == pages > 0
+        assert plan.rings == rings + sum(pool.nbytes for _, pool in drafts._rings.values()) and rings > 0
+        assert rings == (engine.resources.options.max_batch + 1) * ring * 2 * 2 * (8 + 8) * 4
+        assert plan.weights == sum(
+            p.nbytes
+            for module in (engine.resources.found.model, engine.resources.found.network)
+            for p in module.parameters()  # type: ignore[union-attr]
+        )
