@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from oracles import LENGTH, WAYS, close, feed, opened
 
+from foldspec.cache.paged import PagedCache
 from foldspec.models import gemma4
+from foldspec.models.base import ForwardOutput, ForwardPlan
 from foldspec.models.gemma4 import Block, Gemma4
 from foldspec.models.layers import RMSNorm, causal_attention
 from foldspec.models.rope import Rope
 
-OTHER = list(gemma.VARIANTS)[1]
+FIRST, OTHER, _ = gemma.VARIANTS
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +142,16 @@ def test_speculation_changes_no_token(folders: dict[str, Path], tmp_path: Path) 
     scripted.speculates_like_plain(folders[OTHER], drafter)
 
 
-@pytest.mark.parametrize("chunk", [3, 50])
+@pytest.mark.parametrize(
+    ("variant", "chunk"),
+    [(OTHER, 3), (OTHER, 50), pytest.param(FIRST, 50, marks=pytest.mark.slow)],
+)
 def test_blocks_taken_back_at_every_length_change_no_token(
-    folders: dict[str, Path], chunk: int, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], variant: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 rounds of drafts of which the first k are right, after prompts in chunks shorter and longer than the
     window."""
-    scripted.follows_a_script(folders[OTHER], monkeypatch, prefill_chunk=chunk)
+    scripted.follows_a_script(folders[variant], monkeypatch, prefill_chunk=chunk)
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
@@ -312,3 +317,33 @@ def test_a_mistake_is_seen(other: oracles.Pair, mistake: str | None, monkeypatch
     found = feed(model, opened(model), other.ids, [LENGTH])
     difference = (found - other.wanted(other.ids)).abs().max()
     assert difference > 2e-3 if mistake is not None else difference < 1e-5
+
+
+def raw_taps(patch: pytest.MonkeyPatch) -> None:
+    forward = Gemma4.forward
+
+    def other(self: Gemma4, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
+        output = forward(self, ids, plan, cache)
+        scalars = [blocks(self)[i].layer_scalar for i in plan.taps]
+        return ForwardOutput(output.logits, tuple(t / s for t, s in zip(output.taps, scalars, strict=True)))
+
+    patch.setattr(Gemma4, "forward", other)
+
+
+LATER: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "taps before the scalar": raw_taps,
+    "nothing is taken back": lambda patch: patch.setattr(PagedCache, "truncate", lambda *_: None),
+    "one row too few is taken back": lambda patch: patch.setattr(
+        PagedCache, "truncate", lambda self, request, length: self.tables.truncate(request, length + 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *LATER])
+def test_a_mistake_that_logits_of_a_prefill_do_not_show(
+    other: oracles.Pair, mistake: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mistake is not None:
+        LATER[mistake](monkeypatch)
+    distance = oracles.distance(tiny.load_target(other.folder), other)
+    assert distance > 2e-3 if mistake is not None else distance < 1e-4

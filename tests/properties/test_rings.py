@@ -84,7 +84,7 @@ class Layers:
 
 @pytest.mark.parametrize(
     ("length", "kernels"),
-    [*((n, "auto") for n in (0, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)), (WINDOW, "reference")],
+    [*((n, "auto") for n in (0, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)), (WINDOW, "cpu"), (WINDOW, "reference")],
 )
 def test_attention_after_every_rejection(length: int, kernels: str) -> None:
     """Blocks of any size taken back to any length, twice, beside another request; rings as small as may be."""
