@@ -12,7 +12,7 @@ from foldspec.context import make_method
 from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Checkpoint, FoundPair, held_dtype
-from foldspec.models.layers import matrices
+from foldspec.models.layers import matrices, wide
 from foldspec.options import EngineOptions, MethodOptions
 
 __all__ = ["MemoryPlan", "free_memory", "make_plan"]
@@ -25,12 +25,12 @@ SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory that caches take at most
 class MemoryPlan:
     """``entries`` are tokens that the caches hold, of all requests together, in ``pages``; ``longest`` what one request
     may hold, ``longest_pass`` what one forward may add to it; ``draft_pages`` are some more, for blocks. The target has
-    rings for ``target_requests``: one more than a batch, for a kept prompt. ``free`` memory on the device, None where
-    nobody knows.
+    rings and states for ``target_requests``: one more than a batch, for a kept prompt. ``free`` memory on the device,
+    None where nobody knows.
 
-    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows of the target's layers and, for the
-    context method at hand, of the drafter's; ``workspace`` is an estimate of what the largest pass of the target needs
-    meanwhile.
+    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows and recurrent states of the target's
+    layers and, for the context method at hand, the windows of the drafter's; ``workspace`` is an estimate of what the
+    largest pass of the target needs meanwhile.
     """
 
     device: str
@@ -164,8 +164,10 @@ def _weights(
     options: EngineOptions,
     kernels: Kernels,
 ) -> int:
-    held, wide = held_dtype(checkpoint, options.weights, dtype=dtype, device=device, kernels=kernels), matrices(module)
-    return sum(p.numel() * (held if name in wide else dtype).itemsize for name, p in module.named_parameters())
+    held = held_dtype(checkpoint, options.weights, dtype=dtype, device=device, kernels=kernels)
+    dtypes = dict.fromkeys(matrices(module), held)
+    dtypes |= {name: torch.promote_types(dtype, torch.float32) for name in wide(module)}
+    return sum(p.numel() * dtypes.get(name, dtype).itemsize for name, p in module.named_parameters())
 
 
 def _workspace(model: nn.Module, rows: int, head_rows: int, dtype: torch.dtype) -> int:

@@ -29,7 +29,7 @@ from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, settle
+from foldspec.models.layers import join, settle, wide
 from foldspec.options import MethodOptions
 from foldspec.sampling import ARGMAX, DraftSampling
 
@@ -144,7 +144,7 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     join(model, dtype, dtype, "cpu")
-    load_into(model, weights, dtype=dtype, device="cpu", rename=model.parameter_name)
+    load_into(model, weights, dtype=dtype, device="cpu", wide=wide(model), rename=model.parameter_name)
     settle(model, kernels_of(kernels), dtype)
     return model
 
@@ -163,10 +163,23 @@ def load_pair(name: str) -> Engine:
 
 
 def paged_cache(
-    model: LanguageModel, *, pages: int = 64, page_size: int = 16, dtype: Any = torch.float32
+    model: LanguageModel,
+    *,
+    pages: int = 64,
+    page_size: int = 16,
+    dtype: Any = torch.float32,
+    requests: int = 8,
+    longest_pass: int = 512,
 ) -> PagedCache:
     """A target's cache whose slots hold NaN until they are written."""
-    cache = PagedCache(model.cache_spec(dtype), pages=pages, page_size=page_size, device="cpu")
+    cache = PagedCache(
+        model.cache_spec(dtype),
+        pages=pages,
+        page_size=page_size,
+        device="cpu",
+        requests=requests,
+        longest_pass=longest_pass,
+    )
     poison(cache)
     return cache
 

@@ -20,7 +20,11 @@ from foldspec.models.layers import Matrix
 __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
 # architecture -> "module:class"; imported when it is asked for
-ARCHITECTURES = {"LlamaForCausalLM": "foldspec.models.llama:Llama"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "foldspec.models.llama:Llama",
+    "Qwen3_5ForCausalLM": "foldspec.models.qwen3_5:Qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "foldspec.models.qwen3_5:Qwen3_5",
+}
 
 
 @dataclass(frozen=True)
