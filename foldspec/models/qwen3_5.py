@@ -30,7 +30,7 @@ from foldspec.models.layers import (
     causal_attention,
     parameter,
 )
-from foldspec.models.llama import Llama
+from foldspec.models.llama import Extras, Llama
 from foldspec.models.rope import Rope
 
 __all__ = ["Qwen3_5"]
@@ -79,9 +79,9 @@ class DeltaGeometry:
 class GatedAttention(Projections):
     """Projections with a gate for each number that attention gives: q_proj has, head by head, query and gate."""
 
-    def __init__(self, g: Geometry, kernels: Kernels, *, bias: bool) -> None:
-        super().__init__(g, kernels, bias=bias, bias_out=bias)
-        self.q_proj = Linear(g.width, 2 * g.heads * g.head_dim, kernels, bias=bias)
+    def __init__(self, g: Geometry, kernels: Kernels, extras: Extras) -> None:
+        super().__init__(g, kernels, bias=extras.bias, bias_out=extras.bias_out)
+        self.q_proj = Linear(g.width, 2 * g.heads * g.head_dim, kernels, bias=extras.bias)
         self.stack = Stack(self.q_proj, self.k_proj, self.v_proj)
         self.q_norm = RMSNorm(g.head_dim, g.eps, kernels, offset=True)
         self.k_norm = RMSNorm(g.head_dim, g.eps, kernels, offset=True)
@@ -150,13 +150,13 @@ class DeltaNet(nn.Module):
 class Block(nn.Module):
     """One layer, with the mixer of its kind."""
 
-    def __init__(self, g: Geometry, d: DeltaGeometry | None, kernels: Kernels, *, bias: bool) -> None:
+    def __init__(self, g: Geometry, d: DeltaGeometry | None, kernels: Kernels, extras: Extras) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(g.width, g.eps, kernels, offset=True)
-        self.self_attn = GatedAttention(g, kernels, bias=bias) if d is None else None
+        self.self_attn = GatedAttention(g, kernels, extras) if d is None else None
         self.linear_attn = None if d is None else DeltaNet(g.width, d, g.eps, kernels)
         self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels, offset=True)
-        self.mlp = SwiGLU(g.width, g.inner, kernels)
+        self.mlp = SwiGLU(g.width, g.inner, kernels, bias=extras.mlp_bias)
 
 
 class Qwen3_5(Llama):
@@ -174,13 +174,15 @@ class Qwen3_5(Llama):
         vocabulary: int,
         max_positions: int,
         tied: bool,
-        bias: bool,
+        extras: Extras,
     ) -> None:
-        super().__init__(geometry, rope, kernels, vocabulary=vocabulary, max_positions=max_positions, tied=tied)
+        super().__init__(
+            geometry, rope, kernels, vocabulary=vocabulary, max_positions=max_positions, tied=tied, extras=extras
+        )
         self.delta, self.kinds = delta, kinds
         self.model.norm = RMSNorm(geometry.width, geometry.eps, kernels, offset=True)
         self.model.layers = nn.ModuleList(
-            Block(geometry, delta if kind == LINEAR else None, kernels, bias=bias) for kind in kinds
+            Block(geometry, delta if kind == LINEAR else None, kernels, extras) for kind in kinds
         )
 
     @classmethod
@@ -190,16 +192,17 @@ class Qwen3_5(Llama):
         geometry = Geometry.from_config(config)
         if not any(part.has("partial_rotary_factor") for part in (config, config.part("rope_parameters"))):
             raise config.error("partial_rotary_factor is missing, at the top level and in rope_parameters")
+        rope = Rope.from_config(config, geometry.head_dim)
         return cls(
             geometry,
             DeltaGeometry.from_config(config),
             kinds_of_layers(config, geometry.layers),
-            Rope.from_config(config, geometry.head_dim),
+            rope,
             kernels,
             vocabulary=config.whole("vocab_size"),
-            max_positions=config.whole("max_position_embeddings"),
+            max_positions=max(config.whole("max_position_embeddings"), rope.reach),
             tied=config.flag("tie_word_embeddings") and "lm_head.weight" not in tensors,
-            bias=config.flag("attention_bias"),
+            extras=cls.extras(config, [tensor for tensor in tensors if cls.parameter_name(tensor)]),
         )
 
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:

@@ -50,7 +50,7 @@ def make_cache(requests: int = 4) -> PagedCache:
 
 
 class Lives(RuleBasedStateMachine):
-    """``kept``: of each request and recurrent layer, all its rows. Forwards of up to 9 rows, of which 5 are recorded."""
+    """``kept``: all rows of each request and recurrent layer. Forwards have up to 9 rows, of which 5 are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
