@@ -50,6 +50,20 @@ TARGET: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+QWEN3_5: dict[str, Any] = {
+    **TARGET,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "head_dim": 12,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "rope_theta": None,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 9,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
+}
 _DRAFTER: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 32,

@@ -171,6 +171,39 @@ def test_nothing_is_read_or_written_outside(shape: tuple[int, int, int, int], na
             assert torch.equal(mine, theirs) and native.margins(mine).isnan().all()
 
 
+def near_nothing() -> Input:
+    """Queries and keys so small that what is added to their squares shows."""
+    x = rows(SHAPES[0], 9)
+    return x._replace(q=1e-3 * x.q, k=1e-3 * x.k)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_against_float64_sums_near_nothing(name: str) -> None:
+    state = fresh(SHAPES[0])
+    wanted, _ = brute(near_nothing(), state.matrix)
+    assert abs(way(name)(*near_nothing(), state).double().numpy() - wanted).max() < 2e-6 * abs(wanted).max()
+
+
+def unscaled(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) * x.shape[-1] ** 0.25
+
+
+MISTAKES: dict[str, tuple[str, object]] = {
+    "nothing added to the squares": ("EPS", 0.0),
+    "added to their root": ("normalised", lambda x, dtype: x / ((x * x).sum(-1, keepdim=True).sqrt() + 1e-6)),
+    "their mean": ("normalised", lambda x, dtype: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)),
+    "a scale on q and on k": ("normalised", unscaled),
+    "heads tiled": ("spread", lambda x, heads: x.repeat(heads // len(x), 1)[:, :, None]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_the_definition_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, *MISTAKES[mistake])
+    with pytest.raises(AssertionError):
+        test_against_float64_sums_near_nothing("reference")
+
+
 def test_decays_that_leave_nothing_are_no_overflow() -> None:
     """Sums of log decays of a chunk beyond what an exponential holds, in both directions."""
     shape = SHAPES[0]
