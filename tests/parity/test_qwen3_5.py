@@ -170,6 +170,15 @@ def test_a_wrapper_gives_what_its_language_model_gives(first: Pair, tmp_path: Pa
         assert torch.equal(*(feed(m, opened(m), first.ids, [40]) for m in (model, first.model)))
 
 
+def test_products_that_share_a_place(tmp_path: Path) -> None:
+    """Widths of whole panels: the weights of a layer's projections are one, and its outputs are parts of wider rows."""
+    pair = Pair(tiny.write_target(tmp_path, tiny.QWEN3_5))
+    assert isinstance(pair.model, Qwen3_5)
+    mixers = [part for block in pair.model.model.layers for part in (block.linear_attn, block.self_attn) if part]
+    assert len(mixers) == 5 and all(mixer.stack._joined for mixer in mixers)
+    close(feed(pair.model, opened(pair.model), pair.ids, [40, 7]), pair.wanted(pair.ids), TOLERANCE)
+
+
 def test_layer_types_follow_from_the_interval(first: Pair, tmp_path: Path) -> None:
     def by_interval(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "layer_types": None, "full_attention_interval": 3}

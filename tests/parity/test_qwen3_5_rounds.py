@@ -12,6 +12,7 @@ import pytest
 import scripted
 import tiny
 import torch
+from safetensors.torch import load_file
 
 from foldspec import Engine, SamplingParams
 from foldspec.acceptance.base import AcceptanceRule
@@ -246,8 +247,10 @@ def in_bf16(folder: Path) -> tuple[Engine, dict[str, torch.Tensor]]:
 def test_in_half_precision_decays_and_states_stay_in_fp32() -> None:
     engine, kept = in_bf16(TARGET)
     with engine:
-        assert len(kept) == 2 * 4 and {p.dtype for p in kept.values()} == {torch.float32}
         model = engine.resources.found.model
+        stored = {model.parameter_name(k): x for k, x in load_file(TARGET / "model.safetensors").items()}
+        assert len(kept) == 2 * 4 and all(torch.equal(p, stored[name]) for name, p in kept.items())
+        assert not all(torch.equal(p.bfloat16().float(), p) for p in kept.values())  # so that a detour would show
         assert {p.dtype for name, p in model.named_parameters() if name not in kept} == {torch.bfloat16}
         assert len(engine.generate(tiny.prompt(40, 500), SamplingParams(max_tokens=9, ignore_eos=True)).token_ids) == 9
         dtypes = {name: data.dtype for name, data in engine.resources.cache._recurrent[0]._data.items()}
