@@ -282,6 +282,22 @@ def test_half_precision_rounds_as_the_source_does(name: str, tmp_path: Path, mon
     meets_half_precision(write(tmp_path, VARIANTS[name], dtype=torch.bfloat16), monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["llama31", "qwen3"])
+def test_in_half_precision_a_fused_attention_rounds_otherwise(name: str) -> None:
+    """Scores that are kept in fp32 move bf16 logits by a few ulp: ours no more than transformers' own fused one."""
+    folder, half = tiny.GOLDEN / "tiny" / name, torch.bfloat16
+    eager = Pair(folder, half)
+    ids = tiny.prompt(200, 512, seed=6)
+    wanted = eager.wanted(ids).float()
+    auto = transformers.AutoModelForCausalLM
+    fused = auto.from_pretrained(folder, dtype=half, attn_implementation="sdpa").eval()
+    with torch.inference_mode():
+        theirs = (fused(torch.tensor([ids])).logits[0].float() - wanted).abs().amax(-1).median()
+    model = tiny.load_target(folder, dtype=half)
+    ours = (feed(model, opened(model, dtype=half), ids, [200]) - wanted).abs().amax(-1).median()
+    assert 0 < ours < 1.3 * theirs
+
+
 # ------------------------------------------------------------------------------------------------------------- mistakes
 
 Patch = pytest.MonkeyPatch
