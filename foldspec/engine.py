@@ -99,8 +99,8 @@ class Engine:
             kernels=kernels,
             progress=progress,
         )
-        widths = resources.cache.spec.widths
-        choose_operators(kernels, device, resources.dtype, found.model.head_weight.dtype, widths)
+        held = found.model.head_weight.dtype
+        choose_operators(kernels, device, resources.dtype, held, resources.cache.spec)
         return cls(resources, method)
 
     def using(self, **changes: Any) -> Engine:

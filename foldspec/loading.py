@@ -24,7 +24,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle
+from foldspec.models.layers import join, matrices, settle, wide
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
@@ -159,6 +159,7 @@ def load_pair(
         device=device,
         held=held,
         matrices=matrices(found.model),
+        wide=wide(found.model),
         rename=found.model.parameter_name,
         progress=progress,
     )

@@ -60,12 +60,11 @@ def check(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     dtype, held, about, memory = torch.float32, torch.float32, None, None
-    widths: tuple[tuple[int, int], ...] = ((64, 64),)
+    spec = None
     if any(name is not None for name in (pair, target, drafter)):
         found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
-        widths = spec.widths
         held = held_dtype(found.target, options.weights, dtype=dtype, device=device, kernels=kernels)
         weights = sum(p.numel() for p in found.model.parameters()) * held.itemsize
         about = {
@@ -96,7 +95,7 @@ def check(
             chunk=options.prefill_chunk or CHUNKS[device.type],
             longest=pick_context(options.max_context, found),
         ).report()
-    choose_operators(kernels, device, dtype, held, widths)
+    choose_operators(kernels, device, dtype, held, spec)
     return {
         "environment": environment(device, kernels),
         "pair": about,

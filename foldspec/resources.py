@@ -13,14 +13,14 @@ from functools import cached_property
 
 import torch
 
-from foldspec.cache.paged import PagedCache
+from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.side import DraftCache
 from foldspec.context import make_method
 from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gated_delta, linear, multi_read_attention, rms_norm, rotate_append, silu_mul
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.memory import MemoryPlan, make_plan
@@ -252,12 +252,14 @@ def choose_operators(
     device: torch.device,
     dtype: torch.dtype,
     held: torch.dtype,
-    widths: Sequence[tuple[int, int]] = ((64, 64),),
+    spec: TargetSpec | None = None,
 ) -> None:
-    """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
+    """Let every operator choose now what a target with this cache runs on (None: one like most). An operator would
     choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
-    for pair in widths:
+    for pair in ((64, 64),) if spec is None else spec.widths:
         kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *pair))
+    if spec is not None and spec.recurrent:
+        kernels.choose("gated_delta", gated_delta.Facts(device.type, dtype))
     packed = linear.Facts(device.type, dtype, held, packed=True)
     kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
     kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))

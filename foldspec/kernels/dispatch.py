@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import linear, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gated_delta, linear, rms_norm, rotate_append, silu_mul
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
@@ -17,6 +17,7 @@ __all__ = ["Choice", "Kernels"]
 
 # of each operator: compiled library -> implementations in order of preference (name, supports, function)
 OPERATORS: dict[str, Callable[[Library], Any]] = {
+    "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
     "linear": linear.candidates,
     "rms_norm": rms_norm.candidates,
@@ -67,6 +68,19 @@ class Kernels:
         """One output a request, from its reads."""
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
+
+    def gated_delta(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: gated_delta.State,
+    ) -> torch.Tensor:
+        """Rows of one request through a DeltaNet layer's state -> [n, value heads, value width] in the dtype of v."""
+        run: gated_delta.GatedDelta = self.choose("gated_delta", gated_delta.Facts(v.device.type, v.dtype))
+        return run(q, k, v, g, beta, state)
 
     def linear(
         self,

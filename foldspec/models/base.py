@@ -24,6 +24,8 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "foldspec.models.llama:Llama",
     "Qwen2ForCausalLM": "foldspec.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "foldspec.models.qwen3:Qwen3",
+    "Qwen3_5ForCausalLM": "foldspec.models.qwen3_5:Qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "foldspec.models.qwen3_5:Qwen3_5",
 }
 
 

@@ -15,7 +15,7 @@ import tiny
 from foldspec import Completion, Engine, SamplingParams, cli
 
 METHODS = ("full", "window", "fold")
-NAMES = ("a_llama_zlab", "b_qwen3_zlab_mixed", "g_llama_oracle")
+NAMES = ("a_llama_zlab", "b_qwen3_zlab_mixed", "f_qwen3_5_zlab_mixed", "g_llama_oracle")
 CASES = [
     (pair, file, name)
     for pair in NAMES
@@ -53,8 +53,8 @@ def check(case: Mapping[str, Any], output: Sequence[int], traced: Rounds) -> Non
 
 
 def test_no_case_was_lost() -> None:
-    assert len(CASES) == 97 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7, 7, 7]
-    names = {"full", "full_stop", "window", "fold_a1", "fold_a2", "fold_a2_farD", "fold_a4"}
+    assert len(CASES) == 134 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7, 7, 7, 7]
+    names = {"full", "full_stop", "window", "fold_a1", "fold_a2", "fold_a4", "fold_a2_farD"}
     assert {name for _, _, name in CASES} == names
 
 
