@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Hub:
-    """One repository, ``tiny/model``, with one commit that is also its branch ``main``.
+    """One repository, ``tiny/model`` unless it is named otherwise, with one commit that is also its branch ``main``.
 
     ``status``      answer everything (or, with ``only``, requests whose path contains it) with this HTTP status
     ``error_code``  X-Error-Code of that answer: RepoNotFound, RevisionNotFound, GatedRepo
@@ -34,6 +34,7 @@ class Hub:
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    sent: int = 0  # bytes of files
     url: str = ""
 
     repo = "tiny/model"
@@ -94,15 +95,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._fail(404, "RepoNotFound")
 
     def _file(self, content: bytes, body: bool) -> None:
-        hub, first = self.hub, 0
+        hub, first, last = self.hub, 0, len(content) - 1
         wanted = self.headers.get("Range", "")
         if wanted and body:
             hub.ranges.append(wanted)
-            first = int(wanted.removeprefix("bytes=").split("-")[0])
-        part = content[first:]
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+            begin, _, end = wanted.removeprefix("bytes=").partition("-")
+            first, last = int(begin), min(last, int(end)) if end else last
+        part = content[first : last + 1]
+        self.send_response(206 if len(part) < len(content) else 200)
+        if len(part) < len(content):
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.send_header("ETag", f'"{_oid(content)}"')
         self.send_header("X-Repo-Commit", hub.commit)
         self.send_header("Accept-Ranges", "bytes")
@@ -110,6 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not body:
             return
+        hub.sent += len(part)
         if len(content) >= hub.large and hub.cut is not None:
             self.wfile.write(part[: hub.cut])
             self.close_connection = True
