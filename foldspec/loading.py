@@ -19,8 +19,7 @@ from foldspec.checkpoints.registry import Pair, Source, find, named
 from foldspec.checkpoints.resolve import peek, resolve
 from foldspec.checkpoints.shapes import list_tensors
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
-from foldspec.drafters import ARCHITECTURES as DRAFTERS
-from foldspec.drafters import MODEL_FREE, make_network
+from foldspec.drafters import KINDS, MODEL_FREE, make_network
 from foldspec.drafters.base import DrafterNetwork
 from foldspec.errors import CheckpointError, FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
@@ -140,10 +139,9 @@ def built_in(entry: Pair, kernels: Kernels, *, alone: bool = False) -> FoundPair
 
 def check_kind(drafter: Source) -> None:
     """Raises :class:`CheckpointError` for a drafter of the registry of a kind that is not built."""
-    name = (drafter.config.get("architectures") or ["no model of its own"])[0]
-    if drafter.kind is not None and not drafter.embedded and name not in DRAFTERS:
+    if drafter.kind is not None and drafter.kind not in KINDS:
         raise CheckpointError(
-            f"is a drafter of the kind {drafter.kind} ({name}), which this version does not run",
+            f"is a drafter of the kind {drafter.kind}, which this version does not run",
             where=drafter.name,
             do="--drafter lookup or --drafter none need no drafter's weights",
         )
@@ -151,13 +149,11 @@ def check_kind(drafter: Source) -> None:
 
 def _foresee(target: Source, drafter: Source | None, options: EngineOptions, kernels: Kernels) -> None:
     """Before anything is fetched: refuse what the registry knows not to run. What is on this disk speaks for itself."""
+    if drafter is not None:
+        check_kind(drafter)
     for source in (drafter, target):
-        if source is None or source.embedded or (not source.config and not source.kind):
+        if source is None or source.embedded or not source.config or is_local(source, options.cache_dir):
             continue
-        if is_local(source, options.cache_dir):
-            continue
-        if source is drafter:
-            check_kind(source)
         checkpoint = _known(source)
         names = tuple(checkpoint.weights.entries)
         if source is drafter:

@@ -29,6 +29,7 @@ __all__ = ["Resolved", "peek", "resolve"]
 # Of the repository's top folder only; never pickles (*.bin, *.pt), which run code when read.
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
+_HEADER = ("dtype", "shape", "data_offsets")  # of a tensor in a safetensors header
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -148,10 +149,14 @@ def _look(
             if progress:
                 progress("read headers on the hub", done, 0)
             done += 1
-            header = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit).tensors
+            parsed = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit).tensors
+            header = {key: {k: vars(each)[k] for k in _HEADER} for key, each in parsed.items()}
             size = files[name]
-            first = size - max((each.data_offsets[1] for each in header.values()), default=0)
-            return entries_of({key: vars(each) for key, each in header.items()}, Path(path) / name, first, size)
+            first = size - max((each.data_offsets[1] for each in parsed.values()), default=0)
+            # how long the header is, the library does not tell; shorter than this it cannot be
+            if first < 8 + len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()):
+                raise CheckpointError(f"truncated: {name} has {size} bytes, its header asks for more", where=repo)
+            return entries_of(header, Path(path) / name, first, size)
 
         return Resolved(Path(path), repo, commit), read_headers(Path(path), read)
 
