@@ -20,7 +20,7 @@ from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gate_mul, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.memory import MemoryPlan, make_plan
@@ -260,7 +260,7 @@ def choose_operators(
         kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *pair))
     packed = linear.Facts(device.type, dtype, held, packed=True)
     kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
-    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    kernels.choose("gate_mul", gate_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
 

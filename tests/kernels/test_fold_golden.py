@@ -43,8 +43,10 @@ class PartialRope:
     def __init__(self, inverse: torch.Tensor) -> None:
         self._rope, self._width = Rope(inverse), 2 * len(inverse)
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._rope.rotate(x[..., : self._width], positions), x[..., self._width :]], dim=-1)
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+        return torch.cat(
+            [self._rope.rotate(x[..., : self._width], positions, alone=alone), x[..., self._width :]], dim=-1
+        )
 
 
 class WatchedKernels(Kernels):
