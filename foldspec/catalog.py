@@ -38,7 +38,8 @@ def known(cache_dir: Path) -> dict[str, Any]:
     """All pairs in brief, and whether each is on this disk; all architectures, methods and rules."""
     registry, kernels = load_registry(), Kernels.of(EngineOptions())
     there = {name: is_local(source, cache_dir) for name, source in registry.checkpoints.items()}
-    pairs = {}
+    pairs: dict[str, Any] = {}
+    targets: dict[str, bool] = {}
     for name, pair in registry.pairs.items():
         parts = [source for source in (pair.target, pair.drafter) if source is not None]
         pairs[name] = {
@@ -51,7 +52,7 @@ def known(cache_dir: Path) -> dict[str, Any]:
             "bytes": _bytes(pair),
             "download MB": None if pair.download_bytes is None else round(pair.download_bytes / 1e6),
             "on disk": all(there[source.name] for source in parts),
-            "runs": _built(pair, kernels)[1] or True,
+            "runs": _runs(pair, kernels, targets),
         }
     return {
         "pairs": pairs,
@@ -81,24 +82,25 @@ def describe(name: str, cache_dir: Path, max_context: int | None = None) -> dict
     for side, source in (("target", pair.target), ("drafter", pair.drafter)):
         if source is not None:
             report[side] = {**_checkpoint(source, cache_dir), "chosen by": pair.source(side)}
+    report["runs"] = _runs(pair, kernels, {})
     found, refused = _built(pair, kernels)
-    report["runs"] = refused or True
-    try:
-        found = found or built_in(pair, kernels, alone=True)
-    except CheckpointError as error:
-        return report | {"memory": f"not known: {error}"}
+    if refused:
+        report["refused"] = refused
+        found, refused = _built(pair, kernels, alone=True)
+    if found is None:
+        return report | {"memory": f"not known: {refused}"}
     return report | {"memory": _memory(found, pair, kernels, max_context)}
 
 
 def table() -> str:
     """The pairs as a Markdown table, the README's."""
-    kernels = Kernels.of(EngineOptions())
+    kernels, targets = Kernels.of(EngineOptions()), dict[str, bool]()
     lines = [
         "| pair | target | drafter | kind | block | window | GB | runs |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, pair in load_registry().pairs.items():
-        total, (found, refused) = _bytes(pair), _built(pair, kernels)
+        total, (found, _) = _bytes(pair), _built(pair, kernels)
         cells = [
             f"`{name}`",
             pair.target.name,
@@ -107,7 +109,7 @@ def table() -> str:
             _marked(*_block(pair, found)),
             _marked(pair.window, pair.source("window")),
             "" if total is None else f"{total / 1e9:.3g}",
-            "not yet" if refused else "yes",
+            _runs(pair, kernels, targets),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -129,12 +131,23 @@ def _block(pair: Pair, found: FoundPair | None) -> tuple[int | None, str]:
     return pair.block, pair.source("block")
 
 
-def _built(pair: Pair, kernels: Kernels) -> tuple[FoundPair | None, str | None]:
-    """The pair as the registry knows it, or why this version cannot run it."""
+def _built(pair: Pair, kernels: Kernels, *, alone: bool = False) -> tuple[FoundPair | None, str | None]:
+    """The pair, or its target ``alone``, as the registry knows it; or why this version cannot run it."""
     try:
-        return built_in(pair, kernels), None
+        return built_in(pair, kernels, alone=alone), None
     except CheckpointError as error:
         return None, str(error)
+
+
+def _runs(pair: Pair, kernels: Kernels, targets: dict[str, bool]) -> str:
+    """Whether this version runs a pair: ``yes``, ``target alone``, ``no``. ``targets`` keeps what was found of each,
+    since several pairs share one."""
+    name = pair.target.name
+    if name not in targets:
+        targets[name] = _built(pair, kernels, alone=True)[0] is not None
+    if not targets[name]:
+        return "no"
+    return "target alone" if _built(pair, kernels)[0] is None else "yes"
 
 
 def _size(source: Source) -> tuple[int, int] | None:

@@ -105,7 +105,8 @@ def _state(pair: dict[str, Any]) -> str:
     """In a few words: how large, whether it is here, whether it runs."""
     size = "size unknown" if pair["bytes"] is None else f"{pair['bytes'] / 1e9:.3g} GB"
     here = "on this disk" if pair["on disk"] else "not on this disk"
-    return f"{size}, {here}{'' if pair['runs'] is True else ', does not run yet'}"
+    runs = {"yes": "", "target alone": ", its target runs, its drafter not yet", "no": ", does not run yet"}
+    return f"{size}, {here}{runs[pair['runs']]}"
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:

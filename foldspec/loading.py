@@ -129,10 +129,10 @@ def built_in(entry: Pair, kernels: Kernels, *, alone: bool = False) -> FoundPair
 
     Raises :class:`CheckpointError` where a config is not enough to list tensors, or is one that no class here runs.
     """
-    target, drafter = _known(entry.target), None
-    if entry.drafter is not None and not alone:
-        check_kind(entry.drafter)
-        drafter = _known(entry.drafter)
+    source = None if alone else entry.drafter
+    if source is not None:
+        check_kind(source)
+    target, drafter = _known(entry.target), None if source is None else _known(source)
     model, network = _fit(target, drafter, kernels)
     return FoundPair(entry, target, model, drafter, network, None, None, frozenset())
 
