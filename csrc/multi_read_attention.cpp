@@ -326,8 +326,7 @@ static void chunk(
   // tile of queries takes as many steps as a key is wide, and one for each column.
   const int64_t steps = heads * ((queries + QUERIES - 1) / QUERIES) * (shape.key_width + BLOCK);
   const int every = static_cast<int>(std::max<int64_t>(1, steps / (2 * BLOCK)));
-  const int64_t span = std::max((heads - 1) * read.keys.head_stride + shape.key_width,
-                                (heads - 1) * read.values.head_stride + shape.value_width);
+  const int64_t span = heads * std::max(shape.key_width, shape.value_width);  // the heads, which lie packed in a cache
   int high = find(from, key_slots[0], value_slots[0]), next_high = 0, now = 0;
   for (int64_t column = from; column < to; column += BLOCK, high = next_high, now ^= 1) {
     const bool more = column + BLOCK < to;

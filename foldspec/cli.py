@@ -309,6 +309,7 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "stopped_by": done.stopped_by,
         "usage": {"prompt_tokens": len(done.prompt_ids), "completion_tokens": len(done.token_ids)},
         "tau": done.tau,
+        "by_position": [{"accepted": stood, "drafted": drafted} for stood, drafted in done.by_position],
         "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
         "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
         "lossless": engine.lossless,

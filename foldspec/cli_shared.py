@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import DTYPES, WEIGHTS
+from foldspec.options import DTYPES, WEIGHTS, token_count
 
 __all__ = [
     "INTERRUPTED",
@@ -94,11 +94,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--weights", default="auto", choices=WEIGHTS, help="how weights are held in memory")
     engine.add_argument("--threads", type=int, metavar="N")
     engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
-    engine.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and output at most")
+    engine.add_argument(
+        "--max-context", type=token_count, metavar="N", help="tokens of prompt and output at most, as 8192 or 8k"
+    )
     engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
     engine.add_argument("--prefill-budget", type=int, metavar="N", help="and while other requests decode")
     engine.add_argument("--max-batch", type=int, default=8, metavar="N", help="requests that run at once")
-    engine.add_argument("--cache-tokens", type=int, metavar="N", help="tokens that the caches hold, of all requests")
+    engine.add_argument(
+        "--cache-tokens", type=token_count, metavar="N", help="tokens that the caches hold, of all requests"
+    )
     engine.add_argument("--page-size", type=int, default=256, metavar="N", help="cache entries a page")
     engine.add_argument("--offline", action="store_true", help="open no socket")
 

@@ -98,7 +98,7 @@ def law_of(
         best = int(logits.argmax())
         return Law.point(best if ids is None else int(ids[best]))
     # the largest is subtracted first: a low temperature sends the others to -inf, and nothing to inf
-    scaled = ((logits.double() - logits.amax()) / temperature).to(logits.dtype)
+    scaled = ((logits.double() - logits.amax()) / temperature).to(torch.promote_types(logits.dtype, torch.float32))
     if 0 < top_k < len(scaled):
         scaled, ids = _likeliest(scaled, ids, top_k)
     if top_p < 1:

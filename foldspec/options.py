@@ -17,7 +17,7 @@ from typing import Any
 
 from foldspec.errors import UsageError
 
-__all__ = ["CONTEXT_FIELDS", "EngineOptions", "MethodOptions", "SamplingParams"]
+__all__ = ["CONTEXT_FIELDS", "EngineOptions", "MethodOptions", "SamplingParams", "token_count"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
@@ -27,6 +27,13 @@ CONTEXT_FIELDS = {"window": int, "alpha": float, "coverage": str, "far_boundary"
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
 SEED_BITS = 64
+UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
+def token_count(text: str) -> int:
+    """``512``, ``8k`` or ``10M`` as a number of tokens: k is 1,024, M is 1,024 k. Raises :class:`ValueError`."""
+    unit = UNITS.get(text[-1:].lower())
+    return int(text) if unit is None else int(text[:-1]) * unit
 
 
 def _whole(name: str, value: object, low: int, *, optional: bool = False) -> None:

@@ -161,6 +161,18 @@ class Completion:
         return sum(len(r.committed) for r in self.rounds) / len(self.rounds) if self.rounds else None
 
     @property
+    def by_position(self) -> list[tuple[int, int]]:
+        """For each draft of a block, the first one first: (rounds in which it stood, rounds that drafted it). Where a
+        stop or the limit cut a commit short, what lies behind the cut is in neither. To be read beside tau: with longer
+        drafts the share falls, and tau may rise all the same."""
+        judged = [(r, len(r.drafted) if r.accepted < len(r.committed) else len(r.committed)) for r in self.rounds]
+        longest = max((count for _, count in judged), default=0)
+        return [
+            (sum(i < min(r.accepted, count) for r, count in judged), sum(i < count for _, count in judged))
+            for i in range(longest)
+        ]
+
+    @property
     def tpot(self) -> float | None:
         """Seconds a token after the first: (t_last - t_first) / (n_out - 1); None below two tokens."""
         if len(self.token_ids) < 2 or self.first_time is None or self.last_time is None:

@@ -292,7 +292,8 @@ def pick_context(wanted: int | None, found: FoundPair) -> int:
     """Tokens that a request may hold. Raises :class:`UsageError` for more than the target declares."""
     limit = found.model.max_positions
     if wanted is not None and wanted > limit:
-        raise UsageError(f"the target holds {limit} positions, not {wanted}", where="--max-context")
+        what = f"the target holds {limit} positions, not {wanted}"
+        raise UsageError(what, where="--max-context", do=f"use {limit} at most, or leave it out")
     return wanted or limit
 
 

@@ -199,8 +199,15 @@ class PoisonedDraftCache(DraftCache):
         return super()._empty(slots, width).fill_(torch.nan)
 
 
-def draft_cache(network: DrafterNetwork, *, pages: int = 64, page_size: int = 16, requests: int = 8) -> DraftCache:
-    spec = network.cache_spec(torch.float32)
+def draft_cache(
+    network: DrafterNetwork,
+    *,
+    pages: int = 64,
+    page_size: int = 16,
+    requests: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> DraftCache:
+    spec = network.cache_spec(dtype)
     return PoisonedDraftCache(spec, pages=pages, page_size=page_size, max_requests=requests, device="cpu")
 
 

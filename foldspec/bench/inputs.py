@@ -9,6 +9,7 @@ from typing import Protocol
 
 from foldspec.bench.timing import sha256_of
 from foldspec.errors import UsageError
+from foldspec.options import token_count
 
 __all__ = ["Cell", "Input", "Item", "Source", "make_cells", "parse_lengths", "random_source"]
 
@@ -61,10 +62,12 @@ def parse_lengths(text: str, longest: int) -> tuple[list[int], list[str]]:
     prompt that fits the context with its output. Raises :class:`UsageError`."""
     lengths, notices = set(), []
     for word in filter(None, (part.strip().lower() for part in text.split(","))):
-        digits, k = (word[:-1], 1024) if word.endswith("k") else (word, 1)
-        if not digits.isascii() or not digits.isdigit() or len(digits) > 12 or int(digits) < 1:
+        try:
+            length = token_count(word)
+        except ValueError:
+            length = 0
+        if not 1 <= length <= 10**12:
             raise UsageError(f"{word[:20]!r} is no length", where="--lengths", do="for example 512,2k,8k")
-        length = int(digits) * k
         if length > longest:
             notices.append(f"length {word} is {longest} here: the longest prompt that leaves room for --max-new")
         lengths.add(min(length, longest))

@@ -146,6 +146,17 @@ def swap_ids(pair: Path, a: int, b: int) -> Path:
     return pair
 
 
+def tie_ids(pair: Path, known: int, other: int) -> Path:
+    """Give ``other`` all that the target knows of ``known``: their logits are equal everywhere."""
+
+    def copy(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name][other] = tensors[name][known]
+
+    edit_tensors(pair / "target", copy)
+    return pair
+
+
 def word(i: int) -> str:
     """The text of an id: some are not ASCII, some end a line."""
     named = {0: "<unk>", BOS: "<bos>", EOS: "<eos>", 400: "user", 401: "system", 402: "think"}

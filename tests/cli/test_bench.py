@@ -15,9 +15,25 @@ from typing import Any
 
 import pytest
 import tokenizers
-from cli.command import BOS, EOS, PAIR, Result, command, copied, main, pair_words, refused, result, start, with_text
+import torch
+from cli.command import (
+    BOS,
+    EOS,
+    PAIR,
+    Result,
+    command,
+    copied,
+    edit_tensors,
+    main,
+    pair_words,
+    refused,
+    result,
+    start,
+    with_text,
+)
 
 from foldspec.bench.schema import check, schema
+from foldspec.models.llama import Llama
 
 SMALL = ("--tasks", "random", "--lengths", "24,64", "--limit", 3, "--max-new", 12, "--threads", 1, "--ignore-eos")
 METHODS = ("--methods", "full,window:window=16,fold:alpha=4:window=16")
@@ -26,6 +42,16 @@ LABELS = ["ar", "full", "window:window=16", "fold:alpha=4:window=16", "ar again"
 
 def bench(*more: object) -> Result:
     return main("bench", *pair_words(), *SMALL, *METHODS, *more)
+
+
+def tie_all(pair: Path) -> None:
+    """Give every id of the upper half what the target knows of one in the lower."""
+
+    def copy(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name][256:] = tensors[name][:256]
+
+    edit_tensors(pair / "target", copy)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -103,6 +129,30 @@ def test_the_table(whole: tuple[Result, Path]) -> None:
     done = bench("--out", out, "--resume", "--trace", "--seed", 3, "--format", "csv", "--quiet")
     read = list(csv.DictReader(io.StringIO(done.out)))
     assert len(read) == 10 and float(read[0]["tau_mean"]) == 1.0 and "speedup_ci_low" in read[0] and done.err == ""
+
+
+def test_outputs_that_differ_are_counted_with_their_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target whose two best logits tie, and which rounds a block's rows otherwise than a single row: what half
+    precision does. The count and the gap are printed, and the first place is kept."""
+    pair = copied(tmp_path / "pair")
+    tie_all(pair)
+    head = Llama.head
+
+    def rounded(self: Llama, x: torch.Tensor, matrix: Any = None) -> torch.Tensor:
+        logits = head(self, x, matrix)
+        logits[:, 256:] += 1e-6 * (len(x) > 1)
+        return logits
+
+    monkeypatch.setattr(Llama, "head", rounded)
+    words = ("--tasks", "random", "--lengths", "24", "--limit", 1, "--max-new", 9, "--threads", 1, "--ignore-eos")
+    words = ("bench", *pair_words(pair), *words, "--methods", "full", "--warmup", 1, "--out", tmp_path / "out")
+    done = main(*words, "--quiet")
+    assert done.code == 0, done
+    differ = [line for line in lines(tmp_path / "out") if line["method"] == "full" and line["first_diff"] is not None]
+    assert len(differ) == 1 and all(line["gap"] < 1e-4 for line in differ)
+    (row,) = (line for line in done.out.splitlines() if line.split()[2:3] == ["full"])
+    assert f" {len(differ)} (gap {max(line['gap'] for line in differ):.1e}) " in row, row
+    assert "OUTPUTS DIFFER FROM PLAIN DECODING: only near ties" in done.out
 
 
 def test_resumed_when_it_is_done_nothing_is_run(whole: tuple[Result, Path]) -> None:

@@ -22,6 +22,7 @@ from cli.command import (
     pair_words,
     start,
     swap_ids,
+    tie_ids,
     with_text,
     word,
 )
@@ -35,7 +36,7 @@ PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decod
 IDS = ",".join(map(str, PROMPT))
 SMALL = ["--window", 24, "--prompt-ids", IDS]
 KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "stopped_by", "usage"]
-KEYS += ["tau", "tpot_ms", "ttft_ms", "lossless", "settings", "env"]
+KEYS += ["tau", "by_position", "tpot_ms", "ttft_ms", "lossless", "settings", "env"]
 
 
 @pytest.fixture
@@ -104,6 +105,40 @@ def test_every_way_to_decode_gives_the_same_ids() -> None:
     assert seen["['--page-size', 16]"] == fold
 
 
+def test_tau_and_drafts_by_position_are_reported_together() -> None:
+    """Longer drafts: the share that stands falls while tau rises, so neither is told without the other."""
+    taus, shares = [], []
+    for most in (1, 3, 7):  # the pair's block holds five
+        long = [*SMALL, "--max-tokens", 64, "--ignore-eos", "--draft-tokens", most]
+        done = report(*long)
+        rounds, counts = done["rounds"], [tuple(each.values()) for each in done["by_position"]]
+        assert list(done["by_position"][0]) == ["accepted", "drafted"] and len(counts) == min(most, B - 1)
+        for i, (accepted, drafted) in enumerate(counts):
+            assert drafted == sum(len(r["drafted"]) > i for r in rounds)
+            assert accepted == sum(r["accepted"] > i for r in rounds)
+        total = sum(accepted for accepted, _ in counts)
+        assert done["tau"] == pytest.approx(total / len(rounds) + 1)  # nothing was cut
+        taus.append(done["tau"])
+        shares.append(total / sum(drafted for _, drafted in counts))
+    assert taus == sorted(taus) and shares == sorted(shares, reverse=True) and taus[0] < taus[2]
+    assert report(*SMALL, "--max-tokens", 8, "--draft-tokens", 0)["by_position"] == []
+
+
+def test_block_drafts_are_argmax_unless_drawing_is_asked_for() -> None:
+    """At temperature 1, with a tau for each. Argmax drafts are the same whatever the seed; drawn ones are not."""
+    loose = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--temperature", 1]
+    first: dict[str, set[tuple[int, ...]]] = {}
+    for way, more in {"argmax": [], "drawn": ["--draft-temperature", 1.5]}.items():
+        for seed in range(3):
+            done = report(*loose, "--seed", seed, "--logit-bias", f"{ANSWER[0]}=1000", "--max-tokens", 7, *more)
+            first.setdefault(way, set()).add(tuple(done["rounds"][0]["drafted"]))  # after one and the same anchor
+            whole = report(*loose, "--seed", seed, *more)
+            assert whole["tau"] == pytest.approx(31 / len(whole["rounds"])) and 1 <= whole["tau"] <= B
+            assert whole["settings"]["draft_temperature"] == (1.5 if more else 0.0) and whole["lossless"] is True
+    greedy = report(*SMALL, "--max-tokens", 7, "--ignore-eos")["rounds"][0]["drafted"]
+    assert first["argmax"] == {tuple(greedy)} and len(first["drawn"]) > 1
+
+
 def test_half_precision_runs() -> None:
     for dtype in ("bfloat16", "float16"):
         assert report(*SMALL, "--max-tokens", 4, "--dtype", dtype)["settings"]["dtype"] == dtype
@@ -124,6 +159,8 @@ def test_max_tokens_is_met_exactly() -> None:
 def test_no_token_at_all_needs_no_forward(monkeypatch: pytest.MonkeyPatch, words: Path) -> None:
     monkeypatch.setattr(Rounds, "round", None)
     monkeypatch.setattr("foldspec.schedule.rounds.Rounds.step", None)
+    monkeypatch.setattr("foldspec.models.llama.Llama.forward", None)
+    monkeypatch.setattr("foldspec.drafters.dflash.DFlash.absorb", None)
     done = report(*SMALL, "--max-tokens", 0)
     assert done["token_ids"] == [] and done["finish_reason"] == "length" and done["rounds"] == []
     assert done["tau"] is done["tpot_ms"] is done["ttft_ms"] is None
@@ -154,6 +191,28 @@ def test_the_second_of_two_declared_stop_ids(tmp_path: Path) -> None:
     assert again["token_ids"] == done["token_ids"] and again["finish_reason"] == "stop"
 
 
+def test_of_two_tied_ids_the_lower_one_is_said_whatever_is_drafted(tmp_path: Path) -> None:
+    """Two rows of the head are equal, so two logits tie at every position: fp32 on a CPU needs no excuse for it."""
+    high = ANSWER[5]
+    low = next(i for i in range(4, high) if i not in (*ANSWER, *PROMPT))
+    pair = tie_ids(copied(tmp_path / "pair"), high, low)
+    wanted = [low if token == high else token for token in ANSWER]
+    drawn = ["--draft-temperature", 0.5]
+    ways: list[list[object]] = [[], ["--draft-tokens", 0], ["--accept", "match"], ["--context", "full"]]
+    ways += [[*drawn, "--seed", seed, "--accept", rule] for seed in range(6) for rule in ("exact", "match")]
+    drafted = []
+    for way in ways:
+        done = report(*SMALL, "--max-tokens", 32, "--ignore-eos", *way, pair=pair)
+        assert done["token_ids"] == wanted, way
+        drafted += [token for r in done["rounds"] for token in r["drafted"]]
+        (place,) = (i for i, token in enumerate(done["token_ids"]) if token == low)
+        for r in done["rounds"]:
+            at = place - (r["anchor_pos"] - len(PROMPT)) - 1  # where in the block the tied token stands
+            if 0 <= at < len(r["drafted"]) and r["drafted"][at] == high:
+                assert r["accepted"] <= at
+    assert low in drafted and high in drafted  # the wrong one of the two was proposed, and refused
+
+
 def test_a_stop_id_inside_an_accepted_run() -> None:
     whole = report(*SMALL, "--ignore-eos", "--max-tokens", 32)
     cut = 0
@@ -175,9 +234,10 @@ def test_the_drafters_mask_id_is_an_id_like_any_other(tmp_path: Path) -> None:
     plain = report(*SMALL, "--stop-ids", mask, "--ignore-eos", "--max-tokens", 32)
     assert plain["token_ids"] == ANSWER  # a block is full of masks, of which none is committed
     at = next(i for i in range(5, 32) if ANSWER[i] not in ANSWER[:i] and ANSWER[i] not in PROMPT)
-    pair = swap_ids(copied(tmp_path / "pair"), ANSWER[at], mask)
+    pair = swap_ids(with_text(copied(tmp_path / "pair")), ANSWER[at], mask)
     wanted = [mask if token == ANSWER[at] else token for token in ANSWER]
-    assert report(*SMALL, "--ignore-eos", "--max-tokens", 32, pair=pair)["token_ids"] == wanted
+    whole = report(*SMALL, "--ignore-eos", "--max-tokens", 32, pair=pair)
+    assert whole["token_ids"] == wanted and whole["text"] == " ".join(word(i) for i in wanted)
     done = report(*SMALL, "--ignore-eos", "--stop-ids", mask, pair=pair)
     assert done["token_ids"] == wanted[: at + 1] and done["finish_reason"] == "stop"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
-from cli.command import EOS, PAIR, Result, copied, generate, swap_ids, with_text, word
+from cli.command import BOS, EOS, PAIR, Result, copied, generate, swap_ids, with_text, word
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stopping import defined
@@ -151,6 +151,17 @@ def test_what_is_refused_leaves_the_engine_as_it_was(engine: Engine) -> None:
             engine.generate(prompt, wrong)
         assert engine.generate(PROMPT, params).token_ids == tuple(ANSWER[:8])
     assert engine.resources.cache.tables.allocator.free_pages == pages
+
+
+def test_an_empty_prompt_where_there_is_a_bos(tmp_path: Path) -> None:
+    """BOS alone, and then a normal request on the same engine, as ever."""
+    pair = with_text(copied(tmp_path / "pair"), bos=True)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    with Engine.load(target=str(pair / "target"), drafter=str(pair / "drafter"), window=24) as engine:
+        empty = engine.generate("", params)
+        assert empty.prompt_ids == (BOS,) and len(empty.token_ids) == 8
+        assert engine.generate(PROMPT, params).token_ids == tuple(ANSWER[:8])
+        assert engine.generate("", params).token_ids == empty.token_ids
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

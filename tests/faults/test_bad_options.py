@@ -87,6 +87,8 @@ EARLY: dict[str, tuple[str, ...]] = {
     "--logprobs -1 --json": ("logprobs", "at least 0"),
     "--logprobs all --json": ("--logprobs", "all"),
     "--maximum 5": ("--maximum", "foldspec"),
+    "--max-context 10G": ("--max-context", "10G"),
+    "--cache-tokens k": ("--cache-tokens", "'k'"),
     "--max-token 5": ("--max-token",),  # abbreviations are a trap for scripts
     "-p two": ("exactly one of",),
     "--prompt-file also": ("exactly one of",),
@@ -112,7 +114,8 @@ LATE: dict[str, tuple[str, ...]] = {
     "--threads 0": ("threads", "at least 1"),
     "--threads 100000000000": ("threads", "at most 1024"),
     "--max-context 0": ("max_context", "at least 1"),
-    "--max-context 2049": ("--max-context", "2048 positions, not 2049"),
+    "--max-context 2049": ("--max-context", "2048 positions, not 2049", "use 2048 at most"),
+    "--max-context 10M": ("--max-context", "2048 positions, not 10485760", "use 2048 at most"),
     "--prefill-chunk 0": ("prefill_chunk", "at least 1"),
     "--page-size 8": ("page_size", "at least 16"),
     "--page-size 48": ("page_size", "power of two, not 48"),
@@ -194,6 +197,8 @@ def test_a_prompt_that_the_context_cannot_hold() -> None:
     refused(generate("--prompt-ids", ids), 2, "prompt", "has 2048 tokens", "holds 2048", "shorten it\n")
     refused(generate("--prompt-ids", f"{ids},5"), 2, "has 2049 tokens, the context holds 2048")
     line = refused(generate("--prompt-ids", "5,6,7,8", "--max-context", 4), 2, "has 4 tokens", "holds 4")
+    assert "raise --max-context" in line
+    line = refused(generate("--prompt-ids", "5,6,7,8,9", "--max-context", 4), 2, "has 5 tokens", "holds 4")
     assert "raise --max-context" in line
     assert generate("--prompt-ids", "5,6,7", "--max-context", 4, "--quiet").code == 0
 

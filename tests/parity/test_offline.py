@@ -20,7 +20,7 @@ def engine() -> Engine:
     return tiny.load_pair("a_llama_zlab")
 
 
-@pytest.mark.parametrize("length", [20, 31, 32, 33, 90])
+@pytest.mark.parametrize("length", [20, 23, 24, 25, 31, 32, 33, 72, 90])
 def test_an_anchor_that_was_reached_live_accepts_as_much_offline(engine: Engine, length: int) -> None:
     prompt = tiny.prompt(length, vocabulary=engine.vocabulary)
     params = SamplingParams(max_tokens=48, ignore_eos=True)

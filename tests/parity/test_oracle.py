@@ -15,14 +15,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from cli.command import copied, with_text, word
 
 from foldspec import Engine, SamplingParams
+from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.context.reader import ContextReader, Rotation
 from foldspec.drafters.dflash import DFlash, DFlashConfig
+from foldspec.models.base import ForwardPlan
 from foldspec.models.llama import Llama
 from foldspec.records import Completion
 
@@ -89,6 +93,57 @@ def test_every_block_is_accepted(pair: Path, length: int, context: str) -> None:
     assert list(done.token_ids) == oracle.continuation(_prompt(length), len(done.token_ids))
     assert done.tau is not None and done.tau >= 0.95 * BLOCK
     assert [r.anchor_pos for r in done.rounds] == [length + i * BLOCK for i in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("room", "drafts"), [(1, []), (2, [0]), (3, [1]), (7, [5]), (8, [6]), (9, [6, 0])])
+def test_the_last_block_is_cut_where_the_context_ends(
+    pair: Path, monkeypatch: Patch, context: str, room: int, drafts: list[int]
+) -> None:
+    """Prompts that leave hardly room for a block of 7: no row is looked at that could not be kept."""
+    prompt, ends, forward = _prompt(61), [], Llama.forward
+
+    def watched(self: Llama, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> object:
+        ends.append(max(start + count for start, count in zip(plan.rows.starts, plan.rows.counts, strict=True)))
+        return forward(self, ids, plan, cache)
+
+    monkeypatch.setattr(Llama, "forward", watched)
+    options: dict[str, Any] = {"page_size": 16, "max_context": len(prompt) + room, "context": context, "window": WINDOW}
+    with Engine.load(target=str(pair / "target"), drafter=str(pair / "drafter"), debug=True, **options) as engine:
+        done = engine.generate(prompt, SamplingParams(max_tokens=100, ignore_eos=True))
+        assert done.finish_reason == "length"
+        assert list(done.token_ids) == oracle.continuation(prompt, room)
+        assert [len(r.drafted) for r in done.rounds] == [r.accepted for r in done.rounds] == drafts
+        assert max(ends) == len(prompt) + room - 1  # the last token is never looked at
+        tables = engine.resources.cache.tables
+        assert tables.allocator.free_pages == tables.allocator.pages
+        assert list(engine.generate(prompt[:9], SamplingParams(max_tokens=5)).token_ids) == oracle.continuation(
+            prompt[:9], 5
+        )
+
+
+@pytest.mark.parametrize("by", ["id", "string"])
+def test_a_stop_at_the_second_token_of_a_block_of_seven(pair: Path, tmp_path: Path, by: str) -> None:
+    """All seven are right, two are delivered: ids, text, log-probabilities, rounds and tau end there."""
+    folder = with_text(copied(tmp_path / "pair", pair))
+    prompt = next(p for p in map(_prompt, range(20, 60)) if len(set(oracle.continuation(p, 8))) == 8)
+    wanted = oracle.continuation(prompt, 8)[:3]
+    how: dict[str, Any] = {"stop_ids": (wanted[2],)} if by == "id" else {"stop": (word(wanted[2]),)}
+    with Engine.load(target=str(folder / "target"), drafter=str(folder / "drafter"), window=WINDOW) as engine:
+        params = SamplingParams(max_tokens=50, ignore_eos=True, logprobs=1, **how)
+        stream = engine.stream(prompt, params)
+        pieces = list(stream)
+    done = stream.completion
+    (round_,) = done.rounds
+    assert (len(round_.drafted), round_.accepted, list(round_.committed)) == (6, 6, wanted[1:])
+    assert list(done.token_ids) == wanted == [token for piece in pieces for token in piece.token_ids]
+    assert (done.finish_reason, done.stopped_by) == ("stop", *how.values())[:1] + next(iter(how.values()))
+    assert (
+        done.text
+        == "".join(p.text for p in pieces)
+        == " ".join(map(word, wanted[: 3 if by == "id" else 2])) + ("" if by == "id" else " ")
+    )
+    assert done.logprobs is not None and len(done.logprobs) == 3 and done.tau == 2.0
 
 
 def test_the_target_is_a_plain_llama(pair: Path) -> None:

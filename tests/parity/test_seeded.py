@@ -10,14 +10,16 @@ import tiny
 
 from foldspec import Engine, SamplingParams
 
-PROMPTS = [tiny.golden_cases("a_llama_zlab")[file]["prompts"][0] for file in ("len0023", "len0072", "len0200")]
+WINDOW = 24
+FILES = ("len0023", "len0024", "len0025", "len0072", "len0200")  # W-1, W, W+1, 3W and more
+PROMPTS = [tiny.golden_cases("a_llama_zlab")[file]["prompts"][0] for file in FILES]
 LOOSE: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "ignore_eos": True, "max_tokens": 40}
 WAYS: dict[str, dict[str, Any]] = {
     "argmax drafts": {},
     "drawn drafts": {"draft_temperature": 0.8},
     "shared noise": {"draft_temperature": 0.8, "draft_noise": "shared"},
     "filters": {"draft_temperature": 1.0, "draft_top_k": 5, "draft_top_p": 0.9},
-    "window": {"context": "window", "window": 24, "draft_tokens": 3},
+    "window": {"context": "window", "draft_tokens": 3},
     "full": {"context": "full", "draft_temperature": 0.5},
     "lookup": {"drafter": "lookup"},
 }
@@ -26,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with tiny.load_pair("a_llama_zlab") as engine:
-        yield engine
+        yield engine.using(context="fold", window=WINDOW)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -34,11 +36,11 @@ def test_match_is_seeded_plain_decoding(engine: Engine, way: str) -> None:
     plain, match = engine.using(draft_tokens=0), engine.using(accept="match", **WAYS[way])
     accepted = 0
     for i, prompt in enumerate(PROMPTS):
-        for more in ({}, {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_p": 0.02}):
-            params = SamplingParams(**LOOSE, seed=i, **more)
-            wanted, done = plain.generate(prompt, params), match.generate(prompt, params)
-            assert done.token_ids == wanted.token_ids
-            accepted += sum(r.accepted for r in done.rounds)
+        more = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_p": 0.02} if i % 2 else {}
+        params = SamplingParams(**LOOSE, seed=i, **more)
+        wanted, done = plain.generate(prompt, params), match.generate(prompt, params)
+        assert done.token_ids == wanted.token_ids
+        accepted += sum(r.accepted for r in done.rounds)
     assert accepted > 0  # drafts that stood are part of it
 
 
@@ -48,31 +50,36 @@ def test_a_seed_gives_one_text_and_another_seed_another(engine: Engine, rule: st
     """Again, streamed, from a stored prefix, and among other requests: nothing of them is in the key."""
     each = engine.using(accept=rule, **drafts)
     params = SamplingParams(**LOOSE, seed=5)
-    wanted = each.generate(PROMPTS[1], params).token_ids
+    wanted = each.generate(PROMPTS[3], params).token_ids
     each.generate(PROMPTS[0], SamplingParams(**LOOSE))
-    assert each.stream(PROMPTS[1], params).finish().token_ids == wanted
-    with engine.prefill(PROMPTS[1]) as prefix:
+    assert each.stream(PROMPTS[3], params).finish().token_ids == wanted
+    with engine.prefill(PROMPTS[3]) as prefix:
         assert each.generate(prefix, params).token_ids == wanted
-    others = {each.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=seed)).token_ids for seed in range(5)}
+    others = {each.generate(PROMPTS[3], SamplingParams(**LOOSE, seed=seed)).token_ids for seed in range(5)}
     assert len(others) == 5 and wanted not in others
 
 
 def test_no_seed_is_a_fresh_one_that_is_reported(engine: Engine) -> None:
-    done = [engine.generate(PROMPTS[1], SamplingParams(**LOOSE)) for _ in range(3)]
+    done = [engine.generate(PROMPTS[3], SamplingParams(**LOOSE)) for _ in range(3)]
     assert len({each.seed for each in done}) == len({each.token_ids for each in done}) == 3
-    again = engine.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=done[1].seed))
+    again = engine.generate(PROMPTS[3], SamplingParams(**LOOSE, seed=done[1].seed))
     assert again.token_ids == done[1].token_ids
+    together = engine.generate([PROMPTS[1]] * 3, SamplingParams(**LOOSE))  # in a batch too each has its own
+    assert len({each.seed for each in together}) == len({each.token_ids for each in together}) == 3
+    for each in together:
+        alone = engine.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=each.seed))
+        assert alone.token_ids == each.token_ids
 
 
 def test_temperature_0_is_greedy_whatever_the_rule_the_seed_and_the_drafts(engine: Engine) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    wanted = engine.using(draft_tokens=0).generate(PROMPTS[2], params).token_ids
+    wanted = engine.using(draft_tokens=0).generate(PROMPTS[4], params).token_ids
     for rule in ("exact", "match"):
         for way in ({}, {"draft_temperature": 1.0}):
             seeded = SamplingParams(max_tokens=40, ignore_eos=True, seed=3, top_k=4, top_p=0.3)
-            assert engine.using(accept=rule, **way).generate(PROMPTS[2], seeded).token_ids == wanted
+            assert engine.using(accept=rule, **way).generate(PROMPTS[4], seeded).token_ids == wanted
     assert (
-        engine.generate(PROMPTS[2], SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0)).token_ids != wanted
+        engine.generate(PROMPTS[4], SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0)).token_ids != wanted
     )
 
 

@@ -27,6 +27,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "Markov head": ({**tiny.DEEPSPEC, "markov_rank": 6}, MARKOV),
     "Markov head, restricted": ({**tiny.DEEPSPEC, "markov_rank": 6, "draft_vocab_size": 40}, ("d2t", *MARKOV)),
 }
+HEADED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {"own head": (tiny.DEEPSPEC, ("lm_head.weight",))}
 SAMPLING = DraftSampling(temperature=0.9, top_k=12, top_p=0.95)
 PLACES = [(3, 9), (8, 4), (5, 77)]  # entries of context, anchor
 
@@ -46,21 +47,21 @@ class Recorded(Noise):
 class Bench:
     """A random network over a random target, with three requests absorbed; the logits of its blocks are recorded."""
 
-    def __init__(self, name: str, folder: Path, sampling: DraftSampling, edit: Any = None) -> None:
-        config, extra = NETWORKS[name]
+    def __init__(self, name: str, folder: Path, sampling: DraftSampling, dtype: torch.dtype = torch.float32) -> None:
+        config, extra = (NETWORKS | HEADED)[name]
         self.config = config
-        model = tiny.load_target(tiny.write_target(folder / "target"))
-        network = tiny.load_drafter(tiny.write_drafter(folder / "drafter", config, extra=extra))
+        model = tiny.load_target(tiny.write_target(folder / "target"), dtype=dtype)
+        network = tiny.load_drafter(tiny.write_drafter(folder / "drafter", config, extra=extra), dtype)
         assert isinstance(network, DFlashNetwork)
         self.network = network
         self.weights = load_file(folder / "drafter" / "model.safetensors")  # in memory they are laid out for a kernel
         self.drafter: DFlash = tiny.bind(
-            self.network, model, tiny.draft_cache(self.network), sampling=sampling, context="full"
+            self.network, model, tiny.draft_cache(self.network, dtype=dtype), sampling=sampling, context="full"
         )
         draw = torch.Generator().manual_seed(4)
         for request, (length, _) in enumerate(PLACES):
             self.drafter.open(request)
-            taps = [torch.randn(length, 32, generator=draw) for _ in self.drafter.taps]
+            taps = [torch.randn(length, 32, generator=draw).to(dtype) for _ in self.drafter.taps]
             with torch.inference_mode():
                 self.drafter.absorb(Rows.of([request], [0], [length]), [0] * length, taps)
         self.logits: list[torch.Tensor] = []
@@ -116,6 +117,26 @@ def test_drafts_are_held_with_the_law_that_the_network_gave_them(name: str, tmp_
                 before = token
             seen |= set(proposal.tokens)
     assert len(seen) > 12  # no argmax
+
+
+@pytest.mark.parametrize("name", ["z-lab", "restricted", "own head"])
+def test_in_half_precision_q_is_of_the_numbers_that_were_drawn_from(name: str, tmp_path: Path) -> None:
+    """What the temperature makes of them is rounded no further."""
+    bench = Bench(name, tmp_path, DraftSampling(temperature=0.9), torch.bfloat16)
+    noises = [Noise(i) for i in range(3)]
+    ties = 0
+    for (start, _), noise, proposal, logits in zip(
+        PLACES, noises, bench.propose([4, 4, 4], noises), bench.logits[0], strict=True
+    ):
+        ids = bench.network.target_ids
+        assert torch.equal(logits, logits.bfloat16().to(logits.dtype))
+        for row, token in enumerate(proposal.tokens):
+            law = proposal.law(row)
+            wanted = torch.softmax(logits[row].double() / 0.9, -1).tolist()
+            assert [law.prob(i) for i in (range(128) if ids is None else ids.tolist())] == pytest.approx(wanted, 1e-5)
+            assert token == noise.draw(law, Purpose.DRAFT, start + 1 + row, anchor=start)
+            ties += len(logits[row]) - len(logits[row].unique())
+    assert ties
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from enumerating import Branches, EnumeratedNoise, outcomes
@@ -67,7 +68,7 @@ CASES: dict[str, tuple[str, TableDrafter, dict[str, Any]]] = {
     "target top-k": ("exact", TableDrafter(DRAWN), {"temperature": 0.8, "top_k": 2}),
     "target top-p": ("exact", TableDrafter(DRAWN), {"temperature": 1.2, "top_p": 0.75}),
     "target min-p, point mass": ("exact", TableDrafter(POINT), {"temperature": 1.2, "min_p": 0.3}),
-    "both sides": ("exact", TableDrafter(DraftSampling(1.1, top_k=3, top_p=0.8)), PLAIN | {"top_k": 3, "top_p": 0.8}),
+    "both sides": ("exact", TableDrafter(DraftSampling(1.3, top_k=3, top_p=0.8)), PLAIN | {"top_k": 3, "top_p": 0.8}),
     "penalties": (
         "exact",
         TableDrafter(DraftSampling(1.3, top_k=2)),
@@ -117,6 +118,44 @@ def test_either_place_in_the_batch() -> None:
     params = SamplingParams(max_tokens=LENGTH, temperature=1.0, top_k=3)
     law = output_law(make_rule("exact"), TableDrafter(DraftSampling(1.3, top_k=2)), params, place=1)
     assert total_variation(law, plain_law(params, PROMPT[-1])) < 1e-12
+
+
+# ---------------------------------------------------------------------------------------------------- half precision
+
+
+class DrawnInHalf(TableDrafter):
+    """Wrong: tokens are drawn from logits in bfloat16, and q is computed from those in fp32."""
+
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Any]:
+        precise, self._table = self._table, self._table.bfloat16()
+        proposals = super().propose(anchors, tokens, budgets, noises)
+        self._table = precise
+
+        def law_after(token: int) -> Any:
+            return lambda i: self.sampling.law(precise[i, token])
+
+        pairs = zip(proposals, tokens, strict=True)
+        return [types.SimpleNamespace(tokens=each.tokens, law=law_after(token)) for each, token in pairs]
+
+
+@pytest.mark.parametrize("drafts", [DraftSampling(1.0, top_k=3), DraftSampling(1.3, top_k=2)])
+def test_near_ties_in_bfloat16(drafts: DraftSampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits between 64 and 66, which bfloat16 holds in steps of a half: draws are from the very numbers that are q."""
+    random = np.random.default_rng(2)
+    near = torch.tensor(64 + 2 * random.random(size=(3, IDS, IDS)), dtype=torch.float32)
+    target = torch.tensor(64 + 2 * random.random(size=(IDS, IDS, IDS))).bfloat16()
+    assert all(len(row.unique()) < IDS for row in target[0]) and len(near.unique()) == near.numel()
+    monkeypatch.setattr("tables.TARGET", target.double().numpy())
+    for drafter, table, length in (
+        (TableDrafter(drafts), near.bfloat16(), LENGTH),
+        (DrawnInHalf(drafts), near, LENGTH - 1),
+    ):
+        drafter._table = table
+        params = SamplingParams(max_tokens=length, temperature=1.0)
+        off = total_variation(output_law(make_rule("exact"), drafter, params), plain_law(params, PROMPT[-1]))
+        assert off > 1e-3 if table is near else off < 1e-12, off
 
 
 # --------------------------------------------------------------------------------------------------------------- keys
@@ -181,6 +220,7 @@ WRONG: dict[str, tuple[types.ModuleType, str, str, str]] = {
         "match, point mass",
     ),
     "q without the draft's filters": (sampling, "return Sampled(source)", "return Unfiltered(source)", "draft top-k"),
+    "q at another temperature": (sampling, "return Sampled(source)", "return Untempered(source)", "both sides"),
     "penalties blind to the block": (
         sampling,
         "self._counts + Counter(self._drafts[:row])",
@@ -212,11 +252,19 @@ class Unfiltered(Sampled[Any]):
         return Law(logits)
 
 
+class Untempered(Sampled[Any]):
+    """q as if the drafter's temperature were 1."""
+
+    def law(self, i: int) -> Any:
+        kept = super().law(i)
+        return Law(kept.logits * 1.3, kept.ids)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_mutants_have_another_law(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a case that the code itself passes above."""
     module, old, new, case = WRONG[name]
-    names = mutant(module, old, new, Unfiltered=Unfiltered, law_of=laws.law_of)
+    names = mutant(module, old, new, Unfiltered=Unfiltered, Untempered=Untempered, law_of=laws.law_of)
     rule, like, options = CASES[case]
     drafter = TableDrafter(like.sampling, ids=like.ids)
     rules: dict[str, Any] = {"exact": names.get("Exact", exact.Exact), "match": names.get("Match", match.Match)}

@@ -243,9 +243,14 @@ def test_the_same_prompt_many_times(engine: Engine) -> None:
 
 @pytest.mark.parametrize("length", [16, 32, 1021, 1022, 1023])
 def test_prompts_that_end_with_a_page_or_near_the_end_of_the_context(engine: Engine, length: int) -> None:
-    prompt = mixed(1, length, seed=7)[0]
-    done = engine.generate([prompt, prompt[:8]], SamplingParams(max_tokens=9, ignore_eos=True))
+    """Read by the request, and kept whole beforehand: then there is nothing left to prefill."""
+    prompt, params = mixed(1, length, seed=7)[0], SamplingParams(max_tokens=9, ignore_eos=True)
+    done = engine.generate([prompt, prompt[:8]], params)
     assert len(done[0].token_ids) == min(9, 1024 - length) and len(done[1].token_ids) == 9
+    assert done[0].token_ids == engine.using(draft_tokens=0).generate(prompt, params).token_ids
+    with engine.prefill(prompt) as prefix:
+        for found in engine.generate([prefix, prefix], params):
+            same(found, done[0])
     assert_free(engine)
 
 
@@ -572,9 +577,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def soak(engine: Engine, steps: int, prompts: Sequence[tuple[int, ...]], whole: Sequence[Completion]) -> None:
-    """Steps with random joins and cancels; what completes is compared."""
-    draw = random.Random(steps)
+def soak(engine: Engine, steps: int, prompts: Sequence[tuple[int, ...]], whole: Sequence[Completion]) -> int:
+    """Steps with random joins and cancels; what completes is compared. Returns how many of them ran rounds."""
+    draw, rounds = random.Random(steps), 0
     streams: list[tuple[int, Any]] = []
     for _ in range(steps):
         while len(streams) < 6 and draw.random() < 0.5:
@@ -583,7 +588,7 @@ def soak(engine: Engine, steps: int, prompts: Sequence[tuple[int, ...]], whole: 
             streams[-1][1].submit()
         if engine.scheduler.idle:
             continue
-        engine.scheduler.step()
+        rounds += engine.scheduler.step().decoded > 0
         for entry in list(streams):
             which, stream = entry
             if stream.over or draw.random() < 0.01:
@@ -593,6 +598,7 @@ def soak(engine: Engine, steps: int, prompts: Sequence[tuple[int, ...]], whole: 
                 streams.remove(entry)
     for _, stream in streams:
         stream.close()
+    return rounds
 
 
 @pytest.mark.slow
@@ -606,7 +612,7 @@ def test_20000_rounds_leak_nothing_and_drift_nowhere(pair: Path) -> None:
         assert_free(engine)
         gc.collect()
         before, tensors = resident(), sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
-        soak(engine, 18_000, prompts, whole)
+        assert soak(engine, 18_000, prompts, whole) > 12_000
         assert_free(engine)
         gc.collect()
         assert sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()) == tensors

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import tiny
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stopping import End, defined
 from vocabularies import MAKERS, byte_ids, token_id, tokenizer
 
+from foldspec.acceptance import RULES, make_rule
+from foldspec.cache.rows import Rows
+from foldspec.drafters.dflash import DFlash
+from foldspec.noise import Noise
 from foldspec.options import SamplingParams
-from foldspec.records import Round, TokenLogprobs
+from foldspec.records import PointMass, Proposal, Round, TokenLogprobs
+from foldspec.schedule.prefill import prefill
 from foldspec.schedule.request import Request
+from foldspec.schedule.rounds import Rounds
 from foldspec.text.stops import StopStrings
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
@@ -129,8 +137,9 @@ def test_the_stop_string_in_the_middle_of_a_block_and_across_two() -> None:
     for size in range(1, len(ids) + 1):
         end = check(tok, ids, [size], ["STOP"])
         assert end == End(ids[:9], "text ", "stop", "STOP")
-    block = byte_ids(tok, b"xab....")
+    block = byte_ids(tok, b"xab.....")  # one token of its own, then seven
     assert check(tok, block, [7], ["ab"]) == End(block[:3], "x", "stop", "ab")
+    assert check(tok, block, [7], ["never"], frozenset(block[2:3])) == End(block[:3], "xab", "stop", block[2])
 
 
 @pytest.mark.parametrize("name", ["byte-level", "llama-2", "gemma"])
@@ -230,3 +239,99 @@ def test_a_first_token_that_was_cut_short_still_ends_the_request(
         assert (request.finish_reason, request.stopped_by) == ("length" if end == "limit" else "stop", by)
         assert request.output == [token] and request.logprobs == [TokenLogprobs(0.0, ())]
         assert request.text.so_far == ("" if end == "string" else "a")
+
+
+# ------------------------------------------------------------------------------------------- a stop id among the drafts
+
+
+class Forced(DFlash):
+    """The network runs; what it drafts is replaced by seven tokens for each anchor's position."""
+
+    max_drafts = 7
+    script: dict[int, tuple[int, ...]]
+
+    def propose(
+        self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
+    ) -> list[Proposal]:
+        super().propose(anchors, tokens, [min(budget, 5) for budget in budgets], noises)
+        pairs = zip(anchors.starts, budgets, strict=True)
+        return [PointMass(self.script.get(start, ())[:budget]) for start, budget in pairs]
+
+
+class Forcing:
+    """The trained pair of the goldens, with caches of its own; its drafts are given."""
+
+    GOLDEN = tiny.golden_cases("a_llama_zlab")["len0072"]
+    PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]
+
+    def __init__(self, rule: str) -> None:
+        self.model = tiny.load_target(tiny.PAIRS / "a_llama_zlab" / "target")
+        network = tiny.load_drafter(tiny.PAIRS / "a_llama_zlab" / "drafter")
+        self.cache, self.drafts = tiny.paged_cache(self.model), tiny.draft_cache(network)
+        plain = tiny.bind(network, self.model, self.drafts, context="full")
+        self.drafter = Forced(network, self.model, plain._reader)
+        self.drafter.max_drafts = Forced.max_drafts
+        self.loop = Rounds(self.model, self.cache, self.drafter, make_rule(rule), device=tiny.CPU)
+
+    def prefilled(self, number: int, ids: Sequence[int]) -> torch.Tensor:
+        self.cache.open(number)
+        self.drafter.open(number)
+        return prefill(number, ids, model=self.model, cache=self.cache, drafter=self.drafter, chunk=50, device=tiny.CPU)
+
+    def start(self, number: int, stop_ids: Sequence[int]) -> Request:
+        request = Request(number, tuple(self.PROMPT), 20, frozenset(stop_ids), SamplingParams(logprobs=0))
+        self.loop.first(request, self.prefilled(number, self.PROMPT))
+        return request
+
+    def same_entries(self, found: int, wanted: int, drafter: int) -> None:
+        """Two requests hold the same: of the target all, of the drafter the first ``drafter`` entries."""
+        assert self.cache.tables.length(found) == self.cache.tables.length(wanted)
+        mine, other = (
+            [
+                *(tiny.dense(each) for i in range(self.model.layer_count) for each in self.cache.entries(i, number)),
+                *(tiny.dense(self.drafts.values(i, number, 0, drafter)) for i in range(2)),
+                *(tiny.dense(self.drafts.keys(i, number, 0, drafter, rotated=True)) for i in range(2)),
+            ]
+            for number in (found, wanted)
+        )
+        for a, b in zip(mine, other, strict=True):
+            torch.testing.assert_close(a, b, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stop_id_is_the_third_of_seven_drafts(rule: str) -> None:
+    """All seven are what the target says. The request ends with the third: the rest is dropped, the caches hold what
+    was committed, and another request that drafts the same but may not stop there goes on."""
+    it = Forcing(rule)
+    n, answer = len(it.PROMPT), it.ANSWER
+    it.drafter.script = {n: tuple(answer[1:8]), n + 8: tuple(answer[9:16])}
+    stops, goes_on = it.start(0, [answer[3]]), it.start(1, [])
+    first, other = it.loop.round([stops, goes_on])
+    assert (first.drafted, first.accepted, first.committed) == (tuple(answer[1:8]), 7, tuple(answer[1:4]))
+    assert (stops.finish_reason, stops.stopped_by, stops.output) == ("stop", answer[3], answer[:4])
+    assert len(stops.logprobs) == 4 and stops.anchor_pos == n + 3
+    assert other.committed == tuple(answer[1:9]) and not goes_on.done
+    it.prefilled(2, [*it.PROMPT, *answer[:3]])
+    assert it.drafts.length(0) == n  # what a request ends with is not absorbed any more
+    it.same_entries(0, 2, n)
+    it.loop.round([goes_on])
+    assert goes_on.output == answer[:17]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stop_id_that_was_drafted_and_refused_ends_nothing(rule: str) -> None:
+    it = Forcing(rule)
+    n, answer = len(it.PROMPT), it.ANSWER
+    eos = 2
+    assert eos not in answer
+    it.drafter.script = {n: (*answer[1:3], eos, *answer[4:8])}
+    request = it.start(0, [eos])
+    (round_,) = it.loop.round([request])
+    assert (round_.drafted[2], round_.accepted, round_.committed) == (eos, 2, tuple(answer[1:4]))
+    assert not request.done
+    it.prefilled(1, [*it.PROMPT, *answer[:3]])
+    assert it.drafts.length(0) == n + 3
+    it.same_entries(0, 1, n + 3)
+    while not request.done:
+        it.loop.round([request])
+    assert request.output == answer[:20] and request.finish_reason == "length"

@@ -26,6 +26,16 @@ def test_of_equal_logits_the_lowest_id_is_the_argmax() -> None:
     assert decide("exact", torch.zeros(1, 50_000), [PointMass(())]) == [Verdict(0, 0)]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_of_two_tied_logits_the_higher_id_is_refused_as_a_draft(rule: str) -> None:
+    """As plain decoding would: a draft of the lower id stands, one of the higher is replaced by the lower."""
+    rows = logits_of(5, 0)
+    rows[0, 2] = rows[0, 5]
+    assert decide(rule, rows, [PointMass((2,))]) == [Verdict(1, 0)]
+    assert decide(rule, rows, [PointMass((5,))]) == [Verdict(0, 2)]
+    assert decide(rule, rows[:1], [PointMass(())]) == [Verdict(0, 2)]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_an_error_of_their_request_that_names_the_position(bad: float) -> None:
     """-inf among others is a law that rules an id out, and no error."""

@@ -56,6 +56,10 @@ def test_one_token(case: dict[str, Any]) -> None:
 BLOCKS = [case for case in GOLDEN["block_verify"]["cases"] if case["rule"] == "lossless"]
 
 
+def test_the_golden_blocks_are_there() -> None:
+    assert [case["name"] for case in BLOCKS] == ["reject_first", "reject_third", "all_accepted", "u_exactly_ratio"]
+
+
 @pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case["name"])
 def test_blocks(case: dict[str, Any]) -> None:
     block = GOLDEN["block_verify"]
@@ -64,6 +68,8 @@ def test_blocks(case: dict[str, Any]) -> None:
     (verdict,) = decide("exact", logs(block["P"]), [proposal], noise, temperature=1.0)
     assert verdict.accepted == case["accepted_draft"]
     assert [*case["y"][: verdict.accepted], verdict.next_token] == case["committed"]
+    assert (verdict.accepted < len(case["y"])) == case["rejected"]
+    assert verdict.accepted + 1 == case["tokens_this_round"]
 
 
 @pytest.mark.parametrize("rule", ["lossless", "match"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foldspec.errors import CheckpointError, FoldspecError, PairError, ResourceError, UsageError
-from foldspec.options import EngineOptions, MethodOptions, SamplingParams
+from foldspec.options import EngineOptions, MethodOptions, SamplingParams, token_count
 
 WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", -1, "max_tokens: must be a whole number of at least 0, not -1"),
@@ -199,3 +199,11 @@ def test_shared_noise_is_for_match_with_drafts_that_are_drawn() -> None:
     assert MethodOptions(accept="match", draft_temperature=1, draft_noise="shared").draft_noise == "shared"
     with pytest.raises(UsageError, match="draft_noise: is for drafts that are drawn"):
         MethodOptions(accept="match", draft_noise="shared")
+
+
+def test_numbers_of_tokens() -> None:
+    wanted = {"512": 512, "8k": 8192, "8K": 8192, "10M": 10 << 20, "1m": 1 << 20, "-1": -1, "0": 0}
+    assert {text: token_count(text) for text in wanted} == wanted
+    for wrong in ("", "k", "M", "1.5k", "8kk", "10G", "8 k k"):
+        with pytest.raises(ValueError, match="invalid literal"):
+            token_count(wrong)

@@ -33,6 +33,15 @@ def test_a_round_that_was_cut_counts_what_was_emitted() -> None:
     assert Completion((1,), token_ids=(9, 1, 2), rounds=[cut]).tau == 2
 
 
+def test_drafts_by_position_leave_out_what_lies_behind_a_cut() -> None:
+    """A position counts the rounds that drafted it; short blocks have fewer, and a cut hides what follows it."""
+    whole = [Round(5, (1, 2, 3), 2, (1, 2, 9)), Round(8, (4, 5, 6), 0, (9,)), Round(9, (7,), 1, (7, 9))]
+    assert Completion((1,), rounds=whole).by_position == [(2, 3), (1, 2), (0, 2)]
+    cut = [Round(11, (1, 2, 3), 3, (1,)), Round(5, (1, 2, 3), 1, (1,)), Round(6, (), 0, (9,))]
+    assert Completion((1,), rounds=[*whole, *cut]).by_position == [(4, 5), (1, 2), (0, 2)]
+    assert Completion((1,), rounds=[Round(6, (), 0, (9,))]).by_position == Completion((1,)).by_position == []
+
+
 def test_seconds_a_token_leave_the_first_one_out() -> None:
     done = Completion((1,), token_ids=(9,) * 5, first_time=2.0, last_time=4.0)
     assert done.tpot == pytest.approx(0.5) and done.ttft == 2.0

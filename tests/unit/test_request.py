@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foldspec.options import SamplingParams
+from foldspec.records import Completion, Round
 from foldspec.schedule.request import Request
 
 CASES: list[dict[str, Any]] = json.loads((tiny.GOLDEN / "golden_methods.json").read_text())["stopping"]
@@ -25,10 +26,13 @@ def test_golden_cuts(case: dict[str, Any]) -> None:
     stops = frozenset() if case["ignore_eos"] else frozenset(case["eos"])
     params = SamplingParams(max_tokens=case["max_new"], min_tokens=case["min_new"])
     request = Request(0, (5, 6), case["max_new"], stops, params, output=list(case["already"]))
-    assert list(request.commit(case["verified_run"])) == case["emitted"]
+    taken = request.commit(case["verified_run"])
+    assert list(taken) == case["emitted"]
     assert request.output == case["already"] + case["emitted"]
     assert request.finish_reason == (case["finish"] or "") and request.done == bool(case["finish"])
-    assert len(case["emitted"]) == case["count_for_tau"]
+    run = case["verified_run"]
+    done = Completion((5, 6), tuple(request.output), rounds=[Round(3, tuple(run[:-1]), len(run) - 1, taken)])
+    assert done.tau == case["count_for_tau"]
 
 
 @given(

@@ -72,6 +72,19 @@ def test_texts(name: str, text: str, size: int) -> None:
     assert tok.decode(byte_ids(tok, text.encode())).strip() == text.strip()
 
 
+@pytest.mark.parametrize("name", ["byte-level", "llama-2", "gemma"])
+@pytest.mark.parametrize("text", ["👍é", "👩‍👩‍👧", "🇫🇷", "नि क्ष", "日本"])
+def test_texts_that_end_inside_a_character(name: str, text: str) -> None:
+    """Emoji, joined emoji, Devanagari, each token a byte, ended after every byte: no piece but the last has U+FFFD."""
+    tok, data = tokenizer(name), text.encode()
+    for end in range(1, len(data) + 1):
+        ids = byte_ids(tok, data[:end])
+        for size in (1, 2, 5):
+            *pieces, last = stream(tok, ids, [size])
+            assert "\ufffd" not in "".join(pieces) and "".join(pieces) + last == tok.decode(ids)
+            assert ("\ufffd" in last) == (data[:end].decode(errors="ignore").encode() != data[:end])
+
+
 def test_a_character_appears_whole_and_only_once() -> None:
     tok = tokenizer("byte-level")
     assert stream(tok, byte_ids(tok, "a€b".encode()), [1]) == ["a", "", "", "€", "b", ""]
