@@ -9,6 +9,7 @@ from typing import Any
 
 from foldspec.cli_shared import add_engine, add_pair, ctrl_c_waits, engine_options, notices
 from foldspec.errors import ResourceError, UsageError
+from foldspec.options import token_count
 
 __all__ = ["add_commands"]
 
@@ -24,7 +25,9 @@ def add_commands(commands: Any) -> None:
     models = commands.add_parser("models", help="the pairs that have a name", allow_abbrev=False)
     models.set_defaults(command=_models)
     models.add_argument("pair", nargs="?", metavar="PAIR", help="tell all of one: values and their sources, memory")
-    models.add_argument("--max-context", type=int, metavar="N", help="memory with so many tokens (default: the most)")
+    models.add_argument(
+        "--max-context", type=token_count, metavar="N", help="memory with so many tokens, as 32k (default: the most)"
+    )
     models.add_argument("--markdown", action="store_true", help="print the README's table")
     models.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -107,9 +107,10 @@ def find_pair(
     of_drafter = None if drafter_source is None else _find(drafter_source, options, progress, peeking)
     model, network = _fit(checkpoint, of_drafter, kernels)
     tokenizer = Tokenizer.load(checkpoint.folder)
-    notices = target_source.contradictions(checkpoint.config.values)
-    if drafter_source is not None and of_drafter is not None:
-        notices += drafter_source.contradictions(of_drafter.config.values)
+    notices = []
+    for source, read in ((target_source, checkpoint), (drafter_source, of_drafter)):
+        if source is not None and read is not None and not source.embedded:  # those are pinned by their content
+            notices += source.contradictions(read.config.values)
     return FoundPair(
         entry=entry,
         target=checkpoint,

@@ -98,9 +98,10 @@ def peek(
     cache_dir: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
-) -> tuple[Resolved, Weights]:
+) -> tuple[Resolved, Weights | None]:
     """Like :func:`resolve`, without fetching weights: where they are not on this disk, the headers of their files are
     read on the hub, by ranges, and the small files come into the cache. ``Entry.file`` of such tensors does not exist.
+    None in their place for a checkpoint that is on this disk, for :func:`read_headers`.
 
     Raises the errors of :func:`resolve` and of :func:`read_headers`.
     """
@@ -108,8 +109,7 @@ def peek(
 
     folder = _folder(ref, revision)
     if folder is not None or offline or constants.HF_HUB_OFFLINE:
-        found = resolve(ref, revision=revision, cache_dir=cache_dir, offline=True)
-        return found, read_headers(found.path)
+        return resolve(ref, revision=revision, cache_dir=cache_dir, offline=True), None
     try:
         return _look(ref, revision, cache_dir, progress)
     except FoldspecError:
@@ -119,12 +119,12 @@ def peek(
         there = _cached(ref, revision, cache_dir) if isinstance(plain, ResourceError) else None
         if there is None:
             raise plain from error
-        return there, read_headers(there.path)
+        return there, None
 
 
 def _look(
     repo: str, revision: str | None, cache_dir: Path | None, progress: Progress | None
-) -> tuple[Resolved, Weights]:
+) -> tuple[Resolved, Weights | None]:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -134,7 +134,7 @@ def _look(
         commit, done = info.sha, 0
         there = _cached(repo, commit, cache_dir)
     if there is not None:
-        return there, read_headers(there.path)
+        return there, None
     disable_progress_bars()
     with _quiet():
         small = [pattern for pattern in _WANTED if pattern != "*.safetensors"]

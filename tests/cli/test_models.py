@@ -38,7 +38,7 @@ def test_what_is_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_pair_tells_every_value_and_its_source() -> None:
-    text = main("models", "llama-3.1-8b-dflash", "--max-context", 32768).out
+    text = main("models", "llama-3.1-8b-dflash", "--max-context", "32k").out
     for line in (
         "    window: 2048 (paper)",
         "    YaRN reference: 3072 (paper)",

@@ -4,6 +4,7 @@ file. (tests/parity/test_shapes.py compares them with transformers.)"""
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from foldspec import loading
-from foldspec.checkpoints.headers import Weights
+from foldspec.checkpoints.headers import Weights, read_headers
 from foldspec.checkpoints.registry import Pair, Source, load_registry
 from foldspec.checkpoints.shapes import list_tensors, side_cache
 from foldspec.drafters import ARCHITECTURES as DRAFTERS
 from foldspec.drafters import KINDS
+from foldspec.engine import cache_folder
 from foldspec.errors import CheckpointError, PairError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ARCHITECTURES as TARGETS
@@ -172,6 +174,17 @@ def test_a_list_that_the_classes_do_not_expect(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(shapes._LISTS, "DFlashDraftModel", wrong)
     with pytest.raises(CheckpointError, match="tensors"):
         loading.built_in(LLAMA, KERNELS)
+
+
+PREPARED = cache_folder() / "smollm2-135m-instruct"
+
+
+@pytest.mark.skipif(not (PREPARED / "config.json").exists(), reason="the embedded target is not prepared here")
+def test_the_embedded_target_is_as_the_registry_says() -> None:
+    source, real = REGISTRY.checkpoints["smollm2-135m-instruct"], read_headers(PREPARED)
+    assert source.contradictions(json.loads((PREPARED / "config.json").read_text())) == []
+    weights = list_tensors(source.config, source.name)
+    assert (weights.shapes, weights.dtypes) == (real.shapes, real.dtypes)
 
 
 def test_configs_that_are_not_enough() -> None:
