@@ -301,9 +301,7 @@ def pick_dtype(name: str, device: torch.device, found: FoundPair) -> torch.dtype
     """``auto`` is float32 on a CPU, where bf16 arithmetic makes verification slower than the tokens it saves, and the
     checkpoint's own dtype on a GPU. Raises :class:`CheckpointError` if that is no float that foldspec runs in."""
     if name == "auto":
-        declared = found.target.config.values
-        own = str(declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
-        name = "float32" if device.type == "cpu" else own
+        name = "float32" if device.type == "cpu" else found.target.config.dtype
         if name not in ("float32", "bfloat16", "float16"):
             raise found.target.config.error(f"dtype {name!r} is not supported", do="choose one with --dtype")
     dtype: torch.dtype = getattr(torch, name)

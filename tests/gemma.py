@@ -40,7 +40,7 @@ TARGET: dict[str, Any] = {
 }
 _TEXT: dict[str, Any] = {
     "intermediate_size": 56,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,
     "rope_parameters": _ROPES,
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 16,

@@ -105,7 +105,8 @@ def speculates_like_plain(folder: Path, drafter: Path, **options: Any) -> list[C
 
 
 def drafter_for(folder: Path, into: Path) -> Path:
-    """A random DFlash drafter that fits the target in ``folder``: layers of both kinds, taps of its first layer and the last but one."""
+    """A random DFlash drafter that fits the target in ``folder``: layers of both kinds, taps of the target's first
+    layer and of the last but one."""
     target = json.loads((folder / "config.json").read_text())
     target = target.get("text_config", target)
     layers = target["num_hidden_layers"]

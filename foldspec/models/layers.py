@@ -300,6 +300,6 @@ def causal_attention(
         base = begins[0]
         keys, values = cache.entries(layer, request, base)
         first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)
-        batch.append([ReadArgs(q[packed], keys, values, first, last, scale)])
+        batch.append([ReadArgs(q[packed], keys, values, first, last, scale, origin=base)])
     outputs = kernels.multi_read_attention(batch)
     return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])

@@ -10,17 +10,20 @@ from typing import Any, cast
 import gemma
 import oracles
 import pytest
+import scripted
 import tiny
 import torch
 import torch.nn.functional as F
 from oracles import LENGTH, WAYS, close, feed, opened
 
+from foldspec.cache.paged import PagedCache
 from foldspec.models import gemma4
+from foldspec.models.base import ForwardOutput, ForwardPlan
 from foldspec.models.gemma4 import Block, Gemma4
 from foldspec.models.layers import RMSNorm, causal_attention
 from foldspec.models.rope import Rope
 
-OTHER = list(gemma.VARIANTS)[1]
+FIRST, OTHER, _ = gemma.VARIANTS
 
 
 @pytest.fixture(scope="module")
@@ -116,39 +119,39 @@ def test_golden_checkpoints(name: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- bf16
 
 
-def ulps(dtype: torch.dtype, folder: Path, change: Callable[[Gemma4], None] | None = None) -> torch.Tensor:
-    """[rows] largest difference from transformers' eager logits, in ulps of the largest logit of the row."""
-    pair = oracles.Pair(folder, dtype)
-    model = cast(Gemma4, tiny.load_target(folder, "eager", dtype))
-    if change is not None:
-        change(model)
-    found = feed(model, opened(model, dtype=dtype), pair.ids, [LENGTH])
-    wanted = pair.wanted(pair.ids).float()
-    ulp = 2.0 ** (wanted.abs().amax(-1).log2().floor() - 7)
-    gap = wanted.topk(2).values.diff().abs()[:, 0]
-    moved = found.argmax(-1) != wanted.argmax(-1)
-    assert change is not None or not bool((moved & (gap >= 2 * ulp)).any())
-    return (found - wanted).abs().amax(-1) / ulp
-
-
-def narrow_norms(model: Gemma4) -> None:
-    for part in model.modules():
-        if isinstance(part, RMSNorm):
-            part._wide = False
-
-
-def wide_scale(model: Gemma4) -> None:
-    cast(Any, model).embed = lambda ids: (model.model.embed_tokens(ids).float() * model.width**0.5).bfloat16()
-
-
 @pytest.mark.parametrize("variant", gemma.VARIANTS)
-def test_bfloat16_rounds_where_the_source_does(variant: str, tmp_path: Path) -> None:
+def test_bfloat16_rounds_where_the_source_does(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms multiply before they cast, the embedding's scale is rounded, the softcap is taken of rounded logits."""
-    folder = gemma.write(tmp_path, variant, dtype=torch.bfloat16)
-    assert (ulps(torch.bfloat16, folder) <= 2).float().mean() >= 0.99
-    if variant == OTHER:  # the other order is seen
-        for change in (narrow_norms, wide_scale):
-            assert (ulps(torch.bfloat16, folder, change) <= 2).float().mean() < 0.9
+    oracles.meets_half_precision(gemma.write(tmp_path, variant, dtype=torch.bfloat16), monkeypatch)
+
+
+def test_a_scale_that_is_not_rounded_is_seen_in_bfloat16(tmp_path: Path) -> None:
+    pair = oracles.Pair(gemma.write(tmp_path, OTHER, dtype=torch.bfloat16), torch.bfloat16)
+    model: Any = tiny.load_target(pair.folder, "eager", torch.bfloat16)
+    model.embed = lambda ids: (model.model.embed_tokens(ids).float() * model.width**0.5).bfloat16()
+    found = feed(model, opened(model, dtype=torch.bfloat16), pair.ids, [LENGTH])
+    assert oracles.like_the_source(found, pair.wanted(pair.ids))[0] < 0.9
+
+
+# --------------------------------------------------------------------------------------------------------- speculation
+
+
+def test_speculation_changes_no_token(folders: dict[str, Path], tmp_path: Path) -> None:
+    """With a random DFlash drafter, whose drafts are mostly taken back."""
+    drafter = scripted.drafter_for(folders[OTHER], tmp_path)
+    scripted.speculates_like_plain(folders[OTHER], drafter)
+
+
+@pytest.mark.parametrize(
+    ("variant", "chunk"),
+    [(OTHER, 3), (OTHER, 50), pytest.param(FIRST, 50, marks=pytest.mark.slow)],
+)
+def test_blocks_taken_back_at_every_length_change_no_token(
+    folders: dict[str, Path], variant: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 rounds of drafts of which the first k are right, after prompts in chunks shorter and longer than the
+    window."""
+    scripted.follows_a_script(folders[variant], monkeypatch, prefill_chunk=chunk)
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
@@ -314,3 +317,33 @@ def test_a_mistake_is_seen(other: oracles.Pair, mistake: str | None, monkeypatch
     found = feed(model, opened(model), other.ids, [LENGTH])
     difference = (found - other.wanted(other.ids)).abs().max()
     assert difference > 2e-3 if mistake is not None else difference < 1e-5
+
+
+def raw_taps(patch: pytest.MonkeyPatch) -> None:
+    forward = Gemma4.forward
+
+    def other(self: Gemma4, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
+        output = forward(self, ids, plan, cache)
+        scalars = [blocks(self)[i].layer_scalar for i in plan.taps]
+        return ForwardOutput(output.logits, tuple(t / s for t, s in zip(output.taps, scalars, strict=True)))
+
+    patch.setattr(Gemma4, "forward", other)
+
+
+LATER: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "taps before the scalar": raw_taps,
+    "nothing is taken back": lambda patch: patch.setattr(PagedCache, "truncate", lambda *_: None),
+    "one row too few is taken back": lambda patch: patch.setattr(
+        PagedCache, "truncate", lambda self, request, length: self.tables.truncate(request, length + 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *LATER])
+def test_a_mistake_that_logits_of_a_prefill_do_not_show(
+    other: oracles.Pair, mistake: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mistake is not None:
+        LATER[mistake](monkeypatch)
+    distance = oracles.distance(tiny.load_target(other.folder), other)
+    assert distance > 2e-3 if mistake is not None else distance < 1e-4
