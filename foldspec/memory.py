@@ -100,12 +100,13 @@ def make_plan(
     kernels: Kernels,
     chunk: int,
     longest: int,
+    must_fit: bool = True,
 ) -> MemoryPlan:
     """The plan of a pair that was found. Without ``cache_tokens``, caches hold ``max_batch`` requests of ``longest``
     tokens, or as many as a share of the free memory does, but at least one. ``method`` has its window filled in.
 
-    Raises :class:`ResourceError`, with the plan and two remedies, if that does not fit into the free memory, and
-    :class:`PairError` for blocks that the target cannot take back.
+    Raises :class:`ResourceError`, with the plan and two remedies, if that does not fit into the free memory, unless it
+    need not; :class:`PairError` for blocks that the target cannot take back.
     """
     page, network, spec = options.page_size, found.network, found.model.cache_spec(dtype)
     block = network.block if network else 0
@@ -155,7 +156,7 @@ def make_plan(
         most = int((1 - SPARE) * free - weights - workspace - rings - more * page * per_draft_entry) // each
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
-        if pages > most:
+        if pages > most and must_fit:
             do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16"
             if most < 2:
                 do = "lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
