@@ -482,8 +482,7 @@ def taps_normed(patch: Patch, model: Llama) -> None:
 
     def forward(ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> Any:
         output = true(ids, plan, cache)
-        *taps, last = output.taps
-        return replace(output, taps=(*taps, model.model.norm(last)))
+        return replace(output, taps=(*output.taps[:-1], *map(model.model.norm, output.taps[-1:])))
 
     patch.setattr(model, "forward", forward)
 
