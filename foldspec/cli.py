@@ -11,11 +11,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__, cli_bench, cli_prompts
+from foldspec import __version__, cli_bench, cli_models, cli_prompts
 from foldspec.cli_shared import (
     INTERRUPTED,
     add_engine,
@@ -139,17 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--logprobs", type=int, metavar="N", help="with --json: of each token and the N likeliest ids")
     output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
-    check = commands.add_parser("check", help="what runs here, and whether a pair fits together", allow_abbrev=False)
-    check.set_defaults(command=_check)
-    add_pair(check)
-    add_engine(check)
-    check.add_argument("--json", action="store_true", help="print one JSON object")
-
     cli_bench.add(commands.add_parser("bench", help="measure methods against plain decoding", allow_abbrev=False))
-
-    models = commands.add_parser("models", help="the pairs, architectures and methods that foldspec knows")
-    models.set_defaults(command=_models)
-    models.add_argument("--json", action="store_true", help="print one JSON object")
+    cli_models.add_commands(commands)
     return parser
 
 
@@ -213,6 +204,7 @@ def _generate(options: argparse.Namespace) -> int:
                 asked,
                 encode=lambda prompt: _encode(engine, prompt, options),
                 report=lambda done: _report(engine, done, trace=options.trace),
+                used={"system": options.system, "thinking": options.thinking},
                 as_json=options.json,
                 quiet=options.quiet,
             )
@@ -290,16 +282,13 @@ def _encode(engine: Engine, prompt: cli_prompts.Prompt, options: argparse.Namesp
     """The prompt's ids, and whether they went through the chat template."""
     if isinstance(prompt, tuple):
         return engine.encode(prompt), False
-    if not isinstance(prompt, str):
-        switches = {} if options.thinking is None else {"enable_thinking": options.thinking == "on"}
-        return engine.encode(prompt, **switches), True
-    chat = engine.chats if options.chat is None else options.chat
+    chat = not isinstance(prompt, str) or (engine.chats if options.chat is None else options.chat)
     if not chat:
         if options.system is not None or options.thinking is not None:
             raise UsageError("belongs to a chat template, which is not in use", where="--system or --thinking")
         return engine.encode(prompt), False
-    messages = [{"role": "user", "content": prompt}]
-    if options.system is not None:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if options.system is not None and messages[0]["role"] != "system":  # messages may have one of their own
         messages.insert(0, {"role": "system", "content": options.system})
     if options.thinking is None:
         return engine.encode(messages), True
@@ -332,62 +321,6 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         report["rounds"] = [vars(r) for r in done.rounds]
         report["times_ms"] = [1e3 * seconds for seconds in done.times]
     return report
-
-
-def _check(options: argparse.Namespace) -> int:
-    with ctrl_c_waits():
-        from foldspec.engine import split_options
-        from foldspec.report import check
-        from foldspec.terminal import Terminal
-
-    chosen, _ = split_options(engine_options(options))
-    with Terminal(quiet=False) as terminal:
-        report = check(
-            chosen,
-            options.pair,
-            target=options.target,
-            drafter=options.drafter,
-            progress=terminal.progress,
-        )
-    notices(report.pop("notices"))
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    for title, values in report.items():
-        if values is not None:
-            print(title)
-            for line in _lines(values):
-                print(f"  {line}")
-    return 0
-
-
-def _lines(values: dict[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict) and not value:
-            yield f"{key}: none"
-        elif isinstance(value, dict):
-            yield f"{key}:"
-            yield from (f"  {line}" for line in _lines(value))
-        else:
-            yield f"{key}: {value}"
-
-
-def _models(options: argparse.Namespace) -> int:
-    with ctrl_c_waits():
-        from foldspec.engine import cache_folder
-        from foldspec.report import known
-
-    report = known(cache_folder())
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    for name, pair in report["pairs"].items():
-        print(name)
-        for line in _lines(pair):
-            print(f"  {line}")
-    for kind in ("targets", "drafters", "contexts", "rules"):
-        print(f"{kind}: {', '.join(report[kind])}")
-    return 0
 
 
 if __name__ == "__main__":

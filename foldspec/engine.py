@@ -75,8 +75,8 @@ class Engine:
         planned: Callable[[MemoryPlan], None] | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders or hub ids; ``"none"``: no drafter;
-        ``"lookup"``: prompt lookup, which has no weights).
+        """Load a pair of ``checkpoints.yaml``, or a target and a drafter (folders, hub ids or embedded names;
+        ``"none"``: no drafter; ``"lookup"``: prompt lookup, which has no weights).
 
         ``options`` are the fields of :class:`EngineOptions` and :class:`MethodOptions`. ``progress(stage, done,
         total)`` hears of downloads, conversion, loading and prefill, ``planned`` of the memory plan before anything is
@@ -100,8 +100,8 @@ class Engine:
             kernels=kernels,
             progress=progress,
         )
-        widths = resources.cache.spec.widths
-        choose_operators(kernels, device, resources.dtype, found.model.head_weight.dtype, widths)
+        held = found.model.head_weight.dtype
+        choose_operators(kernels, device, resources.dtype, held, resources.cache.spec)
         return cls(resources, method)
 
     def using(self, **changes: Any) -> Engine:
@@ -324,7 +324,7 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should be told about how this engine runs, a line each."""
-        return self._resources.kernels.notices
+        return (*self._resources.found.notices, *self._resources.kernels.notices)
 
     def close(self) -> None:
         """Cancel what runs, and let go of weights and caches. Other engines over them, made by :meth:`using`, keep them

@@ -1,7 +1,8 @@
 """From names to a pair in memory: find both checkpoints, check them against each other, then read the weights.
 
 Two steps, so that whatever is wrong with a pair is said before gigabytes are read: :func:`find_pair` looks at configs
-and file headers alone, :func:`load_pair` reads the tensors.
+and file headers alone, :func:`load_pair` reads the tensors. :func:`built_in` does the first with what the registry
+knows of a pair, and no file at all.
 """
 
 from __future__ import annotations
@@ -14,22 +15,33 @@ import torch
 
 from foldspec.checkpoints.embedded import embedded_path
 from foldspec.checkpoints.pairing import check_pair
-from foldspec.checkpoints.registry import Pair, Source, find
-from foldspec.checkpoints.resolve import resolve
+from foldspec.checkpoints.registry import Pair, Source, find, named
+from foldspec.checkpoints.resolve import peek, resolve
+from foldspec.checkpoints.shapes import list_tensors
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
-from foldspec.drafters import MODEL_FREE, make_network
+from foldspec.drafters import KINDS, MODEL_FREE, make_network
 from foldspec.drafters.base import DrafterNetwork
-from foldspec.errors import FoldspecError, UsageError
+from foldspec.errors import CheckpointError, FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle
+from foldspec.models.layers import join, matrices, settle, wide
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
 
-__all__ = ["Checkpoint", "FoundPair", "Progress", "find_pair", "held_dtype", "is_local", "load_pair"]
+__all__ = [
+    "Checkpoint",
+    "FoundPair",
+    "Progress",
+    "built_in",
+    "check_kind",
+    "find_pair",
+    "held_dtype",
+    "is_local",
+    "load_pair",
+]
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -43,10 +55,17 @@ class Checkpoint:
     weights: Weights
     source: dict[str, str | None]
 
+    @property
+    def local(self) -> bool:
+        """Whether the weights are on this disk."""
+        return all(path.exists() for path in {entry.file for entry in self.weights.entries.values()})
+
 
 @dataclass(frozen=True)
 class FoundPair:
-    """A target and perhaps a drafter that fit together. Their modules are empty until :func:`load_pair` fills them."""
+    """A target and perhaps a drafter that fit together. Their modules are empty until :func:`load_pair` fills them.
+
+    ``notices`` say where a file and the registry differ: the file counts."""
 
     entry: Pair | None
     target: Checkpoint
@@ -56,6 +75,7 @@ class FoundPair:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     stop_ids: frozenset[int]
+    notices: tuple[str, ...] = ()
 
 
 def find_pair(
@@ -66,36 +86,31 @@ def find_pair(
     options: EngineOptions,
     kernels: Kernels,
     progress: Progress | None = None,
+    peeking: bool = False,
 ) -> FoundPair:
-    """Find a pair of the registry, or a target and a drafter by folder or hub id. ``target`` and ``drafter`` replace a
-    pair's own; ``drafter="none"``, or one that has no weights, leaves it out.
+    """Find a pair of the registry, or a target and a drafter by folder, hub id or embedded name. ``target`` and
+    ``drafter`` replace a pair's own; ``drafter="none"``, or one that has no weights, leaves it out. With ``peeking`` no
+    weights are fetched, only headers read: then :func:`load_pair` may find no files.
 
     Raises :class:`UsageError`, :class:`CheckpointError`, :class:`PairError` or :class:`ResourceError`.
     """
     entry = find(pair) if pair is not None else None
     if target is None and entry is None:
         raise UsageError("no checkpoint named", do="name a pair, or a target with --target")
-    target_source = Source(repo=target) if target is not None else entry.target if entry else Source()
-    drafter_source = Source(repo=drafter) if drafter is not None else entry.drafter if entry else None
+    target_source = named(target) if target is not None else entry.target if entry else Source()
+    drafter_source = named(drafter) if drafter is not None else entry.drafter if entry else None
     if drafter == "none" or drafter in MODEL_FREE:
         drafter_source = None
+    _foresee(target_source, drafter_source, options, kernels)
 
-    checkpoint = _find(target_source, options, progress)
-    model = model_class(checkpoint.config).from_config(checkpoint.config, tuple(checkpoint.weights.entries), kernels)
-    _check_shapes(model, checkpoint.weights, model.parameter_name)
-    of_drafter, network = None, None
-    if drafter_source is not None:
-        of_drafter = _find(drafter_source, options, progress)
-        network = make_network(of_drafter.config, tuple(of_drafter.weights.entries), kernels)
-        check_pair(
-            network.facts,
-            target=str(checkpoint.folder),
-            width=model.width,
-            layers=model.layer_count,
-            vocabulary=model.vocabulary,
-        )
-        _check_shapes(network, of_drafter.weights, lambda name: name, network.integer)
+    checkpoint = _find(target_source, options, progress, peeking)
+    of_drafter = None if drafter_source is None else _find(drafter_source, options, progress, peeking)
+    model, network = _fit(checkpoint, of_drafter, kernels)
     tokenizer = Tokenizer.load(checkpoint.folder)
+    notices = []
+    for source, read in ((target_source, checkpoint), (drafter_source, of_drafter)):
+        if source is not None and read is not None and not source.embedded:  # those are pinned by their content
+            notices += source.contradictions(read.config.values)
     return FoundPair(
         entry=entry,
         target=checkpoint,
@@ -105,7 +120,67 @@ def find_pair(
         tokenizer=tokenizer,
         template=ChatTemplate.load(checkpoint.folder),
         stop_ids=frozenset(stop_ids(checkpoint.folder, checkpoint.config.values, tokenizer)),
+        notices=tuple(notices),
     )
+
+
+def built_in(entry: Pair, kernels: Kernels, *, alone: bool = False) -> FoundPair:
+    """A pair of the registry as its configs there say, without a file: modules, tensors and caches have their true
+    shapes. ``alone`` leaves the drafter out.
+
+    Raises :class:`CheckpointError` where a config is not enough to list tensors, or is one that no class here runs.
+    """
+    source = None if alone else entry.drafter
+    if source is not None:
+        check_kind(source)
+    target, drafter = _known(entry.target), None if source is None else _known(source)
+    model, network = _fit(target, drafter, kernels)
+    return FoundPair(entry, target, model, drafter, network, None, None, frozenset())
+
+
+def check_kind(drafter: Source) -> None:
+    """Raises :class:`CheckpointError` for a drafter of the registry of a kind that is not built."""
+    if drafter.kind is not None and drafter.kind not in KINDS:
+        raise CheckpointError(
+            f"is a drafter of the kind {drafter.kind}, which this version does not run",
+            where=drafter.name,
+            do="--drafter lookup or --drafter none need no drafter's weights",
+        )
+
+
+def _foresee(target: Source, drafter: Source | None, options: EngineOptions, kernels: Kernels) -> None:
+    """Before anything is fetched: refuse what the registry knows not to run. What is on this disk speaks for itself."""
+    if drafter is not None:
+        check_kind(drafter)
+    for source in (drafter, target):
+        if source is None or source.embedded or not source.config or is_local(source, options.cache_dir):
+            continue
+        checkpoint = _known(source)
+        names = tuple(checkpoint.weights.entries)
+        if source is drafter:
+            make_network(checkpoint.config, names, kernels)
+        else:
+            model_class(checkpoint.config).from_config(checkpoint.config, names, kernels)
+
+
+def _fit(
+    target: Checkpoint, drafter: Checkpoint | None, kernels: Kernels
+) -> tuple[LanguageModel, DrafterNetwork | None]:
+    """The modules of both, empty, whose tensors are those of the files, and which were made for each other."""
+    model = model_class(target.config).from_config(target.config, tuple(target.weights.entries), kernels)
+    _check_shapes(model, target.weights, model.parameter_name)
+    if drafter is None:
+        return model, None
+    network = make_network(drafter.config, tuple(drafter.weights.entries), kernels)
+    check_pair(
+        network.facts,
+        target=str(target.folder),
+        width=model.width,
+        layers=model.layer_count,
+        vocabulary=model.vocabulary,
+    )
+    _check_shapes(network, drafter.weights, lambda name: name, network.integer)
+    return model, network
 
 
 def held_dtype(
@@ -159,6 +234,7 @@ def load_pair(
         device=device,
         held=held,
         matrices=matrices(found.model),
+        wide=wide(found.model),
         rename=found.model.parameter_name,
         progress=progress,
     )
@@ -180,15 +256,30 @@ def load_pair(
         found.network.check(found.model)
 
 
-def _find(source: Source, options: EngineOptions, progress: Progress | None) -> Checkpoint:
+def _find(source: Source, options: EngineOptions, progress: Progress | None, peeking: bool = False) -> Checkpoint:
     if source.embedded:
         folder = embedded_path(source.embedded, cache_dir=options.cache_dir, offline=options.offline, progress=progress)
-        named: dict[str, str | None] = {"name": source.embedded, "revision": None}
+        label: dict[str, str | None] = {"name": source.embedded, "revision": None}
+        return Checkpoint(folder, ModelConfig.read(folder), read_headers(folder), label)
+    assert source.repo is not None
+    weights = None
+    if peeking:
+        found, weights = peek(source.repo, revision=source.revision, offline=options.offline, progress=progress)
     else:
-        assert source.repo is not None
-        resolved = resolve(source.repo, revision=source.revision, offline=options.offline, progress=progress)
-        folder, named = resolved.path, {"name": source.repo, "revision": resolved.revision}
-    return Checkpoint(folder, ModelConfig.read(folder), read_headers(folder), named)
+        found = resolve(source.repo, revision=source.revision, offline=options.offline, progress=progress)
+    label = {"name": source.repo, "revision": found.revision}
+    return Checkpoint(found.path, ModelConfig.read(found.path), weights or read_headers(found.path), label)
+
+
+def _known(source: Source) -> Checkpoint:
+    """A checkpoint as the registry knows it; of one that comes with foldspec, its files."""
+    if not source.config:
+        if source.embedded is None:
+            raise CheckpointError("the registry has no config of it", where=source.name)
+        return _find(source, EngineOptions(offline=True), None)
+    weights = list_tensors(source.config, source.name)
+    config = ModelConfig(source.config, f"the registry's config of {source.name}")
+    return Checkpoint(weights.folder, config, weights, {"name": source.name, "revision": source.revision})
 
 
 def is_local(source: Source, cache_dir: Path) -> bool:

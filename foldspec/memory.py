@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from foldspec.cache.recurrent import RECORDED
 from foldspec.context import make_method
-from foldspec.errors import ResourceError
+from foldspec.drafters import MODEL_FREE, make_model_free
+from foldspec.errors import PairError, ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Checkpoint, FoundPair, held_dtype
-from foldspec.models.layers import matrices
+from foldspec.models.layers import matrices, wide
 from foldspec.options import EngineOptions, MethodOptions
 
 __all__ = ["MemoryPlan", "free_memory", "make_plan"]
@@ -26,12 +28,13 @@ SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory that caches take at most
 class MemoryPlan:
     """``entries`` are tokens that the caches hold, of all requests together, in ``pages``; ``longest`` what one request
     may hold, ``longest_pass`` what one forward may add to it; ``draft_pages`` are some more, for blocks. The target has
-    rings for ``target_requests``: one more than a batch, for a kept prompt. ``free`` memory on the device, None where
-    nobody knows.
+    rings and states for ``target_requests``: one more than a batch, for a kept prompt. ``free`` memory on the device,
+    None where nobody knows.
 
-    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows of the target's layers and, for the
-    context method at hand, the windows and selections of the drafter's, ``method_state`` what else that method comes to
-    keep of requests; ``workspace`` is an estimate of what the largest pass of the target needs meanwhile.
+    ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows and recurrent states of the target's
+    layers and, for the context method at hand, the windows and selections of the drafter's, ``method_state`` what else
+    that method comes to keep of requests; ``workspace`` is an estimate of what the largest pass of the target needs
+    meanwhile.
     """
 
     device: str
@@ -99,18 +102,24 @@ def make_plan(
     kernels: Kernels,
     chunk: int,
     longest: int,
+    must_fit: bool = True,
 ) -> MemoryPlan:
     """The plan of a pair that was found. Without ``cache_tokens``, caches hold ``max_batch`` requests of ``longest``
     tokens, or as many as a share of the free memory does, but at least one. ``method`` has its window filled in.
 
-    Raises :class:`ResourceError`, with the plan and two remedies, if that does not fit into the free memory.
+    Raises :class:`ResourceError`, with the plan and two remedies, if that does not fit into the free memory, unless it
+    need not; :class:`PairError` for blocks that the target cannot take back.
     """
     page, network, spec = options.page_size, found.network, found.model.cache_spec(dtype)
     block = network.block if network else 0
     rows = options.max_batch * (block + 1)
     weights = _weights(found.model, found.target, dtype, device, options, kernels)
     workspace = _workspace(found.model, max(min(chunk, longest), rows), rows, dtype)
-    longest_pass, requests = max(min(chunk, longest), block + 1), options.max_batch + 1
+    # whichever drafter runs later: those without weights may propose more than the pair's own
+    drafts = max(block, *(make_model_free(name).max_drafts for name in MODEL_FREE))
+    longest_pass, requests = max(min(chunk, longest), drafts + 1), options.max_batch + 1
+    if spec.recurrent and block >= RECORDED:
+        raise PairError(f"blocks of {block} rows: this target's states can be taken back by {RECORDED - 1} at most")
     per_draft_entry, state, rings = 0, 0, requests * spec.bytes_per_request(longest_pass, longest + block)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)
@@ -153,7 +162,7 @@ def make_plan(
         most = int((1 - SPARE) * free - weights - workspace - rings - state - more * page * per_draft_entry) // each
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
-        if pages > most:
+        if pages > most and must_fit:
             do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16"
             if most < 2:
                 do = "lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
@@ -169,8 +178,10 @@ def _weights(
     options: EngineOptions,
     kernels: Kernels,
 ) -> int:
-    held, wide = held_dtype(checkpoint, options.weights, dtype=dtype, device=device, kernels=kernels), matrices(module)
-    return sum(p.numel() * (held if name in wide else dtype).itemsize for name, p in module.named_parameters())
+    held = held_dtype(checkpoint, options.weights, dtype=dtype, device=device, kernels=kernels)
+    dtypes = dict.fromkeys(matrices(module), held)
+    dtypes |= {name: torch.promote_types(dtype, torch.float32) for name in wide(module)}
+    return sum(p.numel() * dtypes.get(name, dtype).itemsize for name, p in module.named_parameters())
 
 
 def _workspace(model: nn.Module, rows: int, head_rows: int, dtype: torch.dtype) -> int:

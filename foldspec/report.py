@@ -1,27 +1,24 @@
-"""What runs here and what foldspec knows: the facts behind ``foldspec check``, ``foldspec models`` and every report."""
+"""What runs here: the facts behind ``foldspec check`` and every report."""
 
 from __future__ import annotations
 
 import platform
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import foldspec
-from foldspec.acceptance import RULES
-from foldspec.checkpoints.registry import load_registry
-from foldspec.context import METHODS
-from foldspec.drafters import ARCHITECTURES as DRAFTERS
 from foldspec.drafters import MODEL_FREE
+from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
-from foldspec.loading import Progress, find_pair, held_dtype, is_local
+from foldspec.loading import Progress, find_pair, held_dtype
 from foldspec.memory import make_plan
-from foldspec.models.base import ARCHITECTURES as TARGETS
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.resources import CHUNKS, choose_operators, filled_in, pick_context, pick_device, pick_dtype
 
-__all__ = ["check", "environment", "known"]
+__all__ = ["check", "environment"]
 
 
 def environment(device: torch.device, kernels: Kernels) -> dict[str, Any]:
@@ -52,20 +49,23 @@ def check(
     drafter: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """What runs here and, if a pair is named, whether it fits together: configs and tensor headers, no weights.
+    """What runs here and, if a pair is named, whether it fits together: configs and tensor headers, no weights. Of what
+    is not on this disk the hub is asked, and only the small files are kept. ``short`` says that memory does not do.
 
-    Raises the same errors as :meth:`Engine.load`.
+    Raises the errors of :meth:`Engine.load` but that one.
     """
     kernels, device = Kernels.of(options), pick_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     dtype, held, about, memory = torch.float32, torch.float32, None, None
-    widths: tuple[tuple[int, int], ...] = ((64, 64),)
+    told: tuple[str, ...] = ()
+    short: str | None = None
+    spec = None
     if any(name is not None for name in (pair, target, drafter)):
-        found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress)
+        found = find_pair(pair, target, drafter, options=options, kernels=kernels, progress=progress, peeking=True)
+        told = found.notices
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
-        widths = spec.widths
         held = held_dtype(found.target, options.weights, dtype=dtype, device=device, kernels=kernels)
         weights = sum(p.numel() for p in found.model.parameters()) * held.itemsize
         about = {
@@ -75,6 +75,7 @@ def check(
             "cache": f"{spec.bytes_per_entry / 1e3:.3g} kB a token",
             "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
+            "weights on this disk": found.target.local and (found.drafter is None or found.drafter.local),
         }
         if drafter in MODEL_FREE:
             about |= {"drafter": drafter}
@@ -86,7 +87,8 @@ def check(
                 "taps": list(found.network.facts.taps),
                 "verdict": "the drafter was made for this target",
             }
-        memory = make_plan(
+        plan = partial(
+            make_plan,
             found,
             options,
             filled_in(MethodOptions(), found),
@@ -95,33 +97,16 @@ def check(
             kernels=kernels,
             chunk=options.prefill_chunk or CHUNKS[device.type],
             longest=pick_context(options.max_context, found),
-        ).report()
-    choose_operators(kernels, device, dtype, held, widths)
+        )
+        try:
+            memory = plan().report()
+        except ResourceError as error:  # whether the pair fits together is told all the same
+            short, memory = str(error), plan(must_fit=False).report()
+    choose_operators(kernels, device, dtype, held, spec)
     return {
         "environment": environment(device, kernels),
         "pair": about,
         "memory": memory,
-        "notices": list(kernels.notices),
-    }
-
-
-def known(cache_dir: Path) -> dict[str, Any]:
-    """The pairs of the registry and whether each is on this disk; all architectures, methods and rules."""
-    pairs = {}
-    for name, pair in load_registry().items():
-        pairs[name] = {
-            "description": pair.description,
-            "target": pair.target.embedded or pair.target.repo,
-            "drafter": (pair.drafter.embedded or pair.drafter.repo) if pair.drafter else None,
-            "window": pair.window,
-            "alpha": pair.alpha,
-            "download MB": None if pair.download_bytes is None else round(pair.download_bytes / 1e6),
-            "on disk": is_local(pair.target, cache_dir),
-        }
-    return {
-        "pairs": pairs,
-        "targets": sorted(TARGETS),
-        "drafters": [*sorted(DRAFTERS), *MODEL_FREE],
-        "contexts": list(METHODS),
-        "rules": list(RULES),
+        "short": short,
+        "notices": [*told, *kernels.notices],
     }

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from foldspec.cache.paged import PagedCache
+from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.side import DraftCache
 from foldspec.context import coverage_of, make_method
 from foldspec.context.reader import ContextReader
@@ -21,7 +21,7 @@ from foldspec.context.verifier import Verifier
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.memory import MemoryPlan, make_plan
@@ -258,15 +258,17 @@ def choose_operators(
     device: torch.device,
     dtype: torch.dtype,
     held: torch.dtype,
-    widths: Sequence[tuple[int, int]] = ((64, 64),),
+    spec: TargetSpec | None = None,
 ) -> None:
-    """Let every operator choose now what a target runs on, with keys and values of these ``widths``. An operator would
+    """Let every operator choose now what a target with this cache runs on (None: one like most). An operator would
     choose when it first runs, but that may compile, which belongs to loading and not to the first token's time."""
-    for pair in widths:
+    for pair in ((64, 64),) if spec is None else spec.widths:
         kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *pair))
+    if spec is not None and spec.recurrent:
+        kernels.choose("gated_delta", gated_delta.Facts(device.type, dtype))
     packed = linear.Facts(device.type, dtype, held, packed=True)
     kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
-    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    kernels.choose("gate_mul", gate_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
 
@@ -281,7 +283,7 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
         window=method.window or (entry.window if entry else None) or WINDOW,
         alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
         coverage=method.coverage or coverage,
-        yarn_ref=method.yarn_ref or (entry.yarn_ref if entry else None) or YARN_REF,
+        yarn_ref=method.yarn_ref or (entry.yarn_reference if entry else None) or YARN_REF,
     )
 
 
@@ -310,9 +312,7 @@ def pick_dtype(name: str, device: torch.device, found: FoundPair) -> torch.dtype
     """``auto`` is float32 on a CPU, where bf16 arithmetic makes verification slower than the tokens it saves, and the
     checkpoint's own dtype on a GPU. Raises :class:`CheckpointError` if that is no float that foldspec runs in."""
     if name == "auto":
-        declared = found.target.config.values
-        own = str(declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
-        name = "float32" if device.type == "cpu" else own
+        name = "float32" if device.type == "cpu" else found.target.config.dtype
         if name not in ("float32", "bfloat16", "float16"):
             raise found.target.config.error(f"dtype {name!r} is not supported", do="choose one with --dtype")
     dtype: torch.dtype = getattr(torch, name)

@@ -29,7 +29,7 @@ from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, settle
+from foldspec.models.layers import join, settle, wide
 from foldspec.options import MethodOptions
 from foldspec.sampling import ARGMAX, DraftSampling
 
@@ -49,6 +49,21 @@ TARGET: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
+}
+QWEN3_5: dict[str, Any] = {
+    **TARGET,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "rope_theta": None,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
 }
 _DRAFTER: dict[str, Any] = {
     "vocab_size": 128,
@@ -92,6 +107,8 @@ def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, 
             tensors[name] = 0.3 * x
         elif "norm" in name:
             tensors[name] = 1 + 0.2 * x
+        elif name.endswith("layer_scalar"):
+            tensors[name] = 0.9 + 0.2 * x.clamp(-1.5, 1.5)
         elif "embed_tokens" in name:
             tensors[name] = 0.5 * x
         else:
@@ -144,7 +161,7 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     join(model, dtype, dtype, "cpu")
-    load_into(model, weights, dtype=dtype, device="cpu", rename=model.parameter_name)
+    load_into(model, weights, dtype=dtype, device="cpu", wide=wide(model), rename=model.parameter_name)
     settle(model, kernels_of(kernels), dtype)
     return model
 
@@ -163,10 +180,23 @@ def load_pair(name: str) -> Engine:
 
 
 def paged_cache(
-    model: LanguageModel, *, pages: int = 64, page_size: int = 16, dtype: Any = torch.float32
+    model: LanguageModel,
+    *,
+    pages: int = 64,
+    page_size: int = 16,
+    dtype: Any = torch.float32,
+    requests: int = 8,
+    longest_pass: int = 512,
 ) -> PagedCache:
-    """A target's cache whose slots hold NaN until they are written."""
-    cache = PagedCache(model.cache_spec(dtype), pages=pages, page_size=page_size, device="cpu")
+    """A target's cache whose slots hold NaN until they are written. Rings are the least that serve such requests."""
+    cache = PagedCache(
+        model.cache_spec(dtype),
+        pages=pages,
+        page_size=page_size,
+        device="cpu",
+        requests=requests,
+        longest_pass=longest_pass,
+    )
     poison(cache)
     return cache
 

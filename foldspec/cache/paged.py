@@ -1,4 +1,4 @@
-"""A target's keys and values: in pages, and of layers that read a window in rings."""
+"""A target's cache: keys and values in pages, of layers that read a window in rings, and recurrent states."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from foldspec.cache.pages import PageTables, Rings, Run
+from foldspec.cache.recurrent import Columns, RecurrentPool, RecurrentSpec, recorded_rows
 from foldspec.cache.rows import Rows
 from foldspec.errors import ResourceError, UsageError
+from foldspec.kernels.gated_delta import State
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.kernels.rotate_append import Slots
 
@@ -37,7 +39,7 @@ class TargetSpec:
     """What a target keeps of a request. Layers of one geometry share a pool: layer ``i`` lies in ``pools[pool_of[i]]``,
     behind the layers before it that do."""
 
-    pools: tuple[CacheSpec, ...]
+    pools: tuple[CacheSpec | RecurrentSpec, ...]
     pool_of: tuple[int, ...]
 
     @classmethod
@@ -56,23 +58,35 @@ class TargetSpec:
         return next(found, None)
 
     @property
+    def attention(self) -> tuple[CacheSpec, ...]:
+        """The pools of keys and values."""
+        return tuple(pool for pool in self.pools if isinstance(pool, CacheSpec))
+
+    @property
+    def recurrent(self) -> tuple[RecurrentSpec, ...]:
+        """The pools of states."""
+        return tuple(pool for pool in self.pools if isinstance(pool, RecurrentSpec))
+
+    @property
     def bytes_per_entry(self) -> int:
         """Of the pools that keep every entry, in pages."""
-        return sum(pool.bytes_per_entry for pool in self.pools if pool.window is None)
+        return sum(pool.bytes_per_entry for pool in self.attention if pool.window is None)
 
     def bytes_per_request(self, longest_pass: int, longest: int) -> int:
-        """Of the rest: rings, whatever the request holds. Arguments as for :class:`PagedCache`."""
-        windows = [pool for pool in self.pools if pool.window is not None]
-        return sum(ring_capacity(pool, longest_pass, longest) * pool.bytes_per_entry for pool in windows)
+        """Of the rest, rings and states: whatever the request holds. Arguments as for :class:`PagedCache`."""
+        windows = [pool for pool in self.attention if pool.window is not None]
+        rings = sum(ring_capacity(pool, longest_pass, longest) * pool.bytes_per_entry for pool in windows)
+        return rings + sum(pool.bytes_per_request(recorded_rows(longest_pass)) for pool in self.recurrent)
 
     def bytes_read(self, entries: int) -> int:
-        """Bytes of keys and values that one row reads behind ``entries`` entries."""
-        return sum(min(entries, pool.window or entries) * pool.bytes_per_entry for pool in self.pools)
+        """Bytes that one row reads behind ``entries`` entries: keys, values and states."""
+        keys = sum(min(entries, pool.window or entries) * pool.bytes_per_entry for pool in self.attention)
+        return keys + sum(pool.bytes_read for pool in self.recurrent)
 
     @property
     def widths(self) -> tuple[tuple[int, int], ...]:
         """Each (key width, value width) that attention meets."""
-        return tuple(dict.fromkeys((pool.key_width, pool.value_width) for pool in self.pools))
+        return tuple(dict.fromkeys((pool.key_width, pool.value_width) for pool in self.attention))
 
 
 def ring_capacity(pool: CacheSpec, longest_pass: int, longest: int) -> int:
@@ -101,15 +115,15 @@ class _Pool:
 
 class PagedCache:
     """Keys and values [layers, slots, kv heads, width] of many requests: with one page table a request, and for layers
-    that read a window one ring a request.
+    that read a window one ring a request; and the states of layers that are recurrent.
 
     ``spec``          one geometry for all layers, or a :class:`TargetSpec`
-    ``requests``      most that may be open at once, where there are rings
-    ``longest_pass``  most rows of one request in one forward, where there are rings
+    ``requests``      most that may be open at once, where there are rings or states
+    ``longest_pass``  most rows of one request in one forward, where there are rings or states
     ``longest``       most entries of one request (None: all slots)
 
     A forward calls :meth:`begin` once; then, in every layer, it writes its rows to :meth:`slots` and reads
-    :meth:`entries`.
+    :meth:`entries`, or brings each request's :meth:`state` up to its rows.
     """
 
     def __init__(
@@ -127,19 +141,32 @@ class PagedCache:
         self.tables = PageTables(pages, page_size)
         self._longest_pass = longest_pass
         self._watched: int | None = None
-        self._asked: tuple[torch.Tensor, float] | None = None
-        self._rows: dict[int, tuple[int, slice]] = {}
+        self._begun = Rows((), (), ())
+        self._last: dict[int, list[tuple[int, torch.Tensor]]] = {}  # request -> (first position, queries)
+        self._asked: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self._ask_scale = 1.0
         self._pools: list[_Pool] = []
+        self._recurrent: list[RecurrentPool] = []
+        homes: list[_Pool | RecurrentPool] = []
         for pool in self.spec.pools:
+            if isinstance(pool, RecurrentSpec):
+                self._recurrent.append(RecurrentPool(pool, requests, recorded_rows(longest_pass), device))
+                homes.append(self._recurrent[-1])
+                continue
             slots, rings = pages * page_size, None
             if pool.window is not None:
                 rings = Rings(requests, ring_capacity(pool, longest_pass, min(longest or slots, slots)))
                 slots = requests * rings.capacity
             self._pools.append(_Pool(pool, slots, rings, device))
-        self._layers: list[tuple[_Pool, tuple[torch.Tensor, torch.Tensor]]] = []
+            homes.append(self._pools[-1])
+        self._layers: dict[int, tuple[_Pool, tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._states: dict[int, tuple[RecurrentPool, int]] = {}
         for layer, number in enumerate(self.spec.pool_of):
-            home = self._pools[number]
-            self._layers.append((home, home.layers[self.spec.pool_of[:layer].count(number)]))
+            home, place = homes[number], self.spec.pool_of[:layer].count(number)
+            if isinstance(home, RecurrentPool):
+                self._states[layer] = home, place
+            else:
+                self._layers[layer] = home, home.layers[place]
 
     @property
     def _rings(self) -> list[Rings]:
@@ -148,33 +175,45 @@ class PagedCache:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All that is allocated."""
-        return [data for pool in self._pools for data in (pool.keys, pool.values)]
+        entries = [data for pool in self._pools for data in (pool.keys, pool.values)]
+        return entries + [data for pool in self._recurrent for data in pool.tensors]
 
     def open(self, request: int) -> None:
-        """Raises :class:`ResourceError` where no ring is free; then nothing is open."""
+        """Raises :class:`ResourceError` where no ring or state is free; then nothing is open."""
         self.tables.open(request)
-        self._open_rings(request)
+        self._open_rest(request, None)
 
-    def _open_rings(self, request: int) -> None:
+    def _open_rest(self, request: int, source: int | None) -> None:
+        """Rings, empty, and states, those of ``source`` if there is one."""
         try:
             for rings in self._rings:
                 rings.open(request)
+            for pool in self._recurrent:
+                if source is None:
+                    pool.open(request)
+                else:
+                    pool.fork(source, request)
         except ResourceError:
             self.close(request)
             raise
 
     def close(self, request: int) -> None:
         """Free what the request holds; nothing to do for one that is not open."""
+        self._asked.pop(request, None)
         if self.tables.is_open(request):
             self.tables.close(request)
         for rings in self._rings:
             rings.close(request)
+        for states in self._recurrent:
+            states.close(request)
 
     def check(self) -> None:
-        """Debug mode: what must hold of pages and rings whoever is open."""
+        """Debug mode: what must hold of pages, rings and states whoever is open."""
         self.tables.check()
         for rings in self._rings:
             rings.check()
+        for states in self._recurrent:
+            states.check()
 
     def reserve(self, request: int, entries: int) -> None:
         """Make sure that entries below ``entries`` have slots. Raises :class:`ResourceError`; then nothing changed."""
@@ -188,7 +227,7 @@ class PagedCache:
             self.tables.reserve(request, end)
         for request, end in zip(rows.requests, ends, strict=True):
             self.tables.extend(request, end)
-        self._rows = {request: (start, packed) for request, start, packed in rows}
+        self._begun = rows
         for pool in self._pools:
             assert pool.rings is None or max(rows.counts, default=0) <= self._longest_pass, "too long for the rings"
             pool.begun = tuple(
@@ -197,25 +236,36 @@ class PagedCache:
                 for first, count in self._runs(pool, request, start, end)
                 for slot in range(first, first + count)
             )
+        for states in self._recurrent:
+            for (request, start, _), end in zip(rows, ends, strict=True):
+                states.begin(request, start, end - start)
 
-    def watch(self) -> None:
-        """From now on keep the queries of each forward in the last layer that reads all entries, for :meth:`asked`.
-        Raises :class:`UsageError` if there is no such layer."""
-        if self.spec.last_whole is None:
-            raise UsageError("this target has no layer that reads its whole context", do="use another --context")
+    def watch(self, request: int | None = None) -> None:
+        """From now on keep the queries of the last forward in the last layer that reads all entries, for
+        :meth:`asked`; of ``request``, those of all its forwards. Raises :class:`UsageError` if there is no such layer.
+        """
         self._watched = self.spec.last_whole
+        if self._watched is None:
+            raise UsageError("this target has no layer that reads its whole context", do="use another --context")
+        if request is not None:
+            self._asked.setdefault(request, [])
 
     def ask(self, layer: int, q: torch.Tensor, scale: float) -> None:
         """A layer's rotated queries [total, heads, d] of the rows that :meth:`begin` counted in, and their scale."""
         if layer == self._watched:
-            self._asked = q, scale
+            self._last, self._ask_scale = {}, scale
+            for request, start, packed in self._begun:
+                self._last[request] = [(start, q[packed])]
+                if request in self._asked:
+                    self._asked[request] += self._last[request]
 
     def asked(self, request: int, position: int) -> tuple[int, torch.Tensor, float]:
-        """The watched layer, the query [heads, d] at ``position``, a row of the last forward, and its scale."""
-        assert self._watched is not None and self._asked is not None, "nobody watches"
-        (start, packed), (q, scale) = self._rows[request], self._asked
-        assert start <= position < start + packed.stop - packed.start, "the last forward had no such row"
-        return self._watched, q[packed.start + position - start], scale
+        """The watched layer, the query [heads, d] at ``position``, which was kept, and its scale."""
+        assert self._watched is not None, "nobody watches"
+        for start, q in self._asked.get(request) or self._last[request]:
+            if start <= position < start + len(q):
+                return self._watched, q[position - start], self._ask_scale
+        raise AssertionError("the last forward had no such row")
 
     def _runs(self, pool: _Pool, request: int, first: int, last: int) -> tuple[Run, ...]:
         return (pool.rings or self.tables).runs(request, first, last)
@@ -232,14 +282,23 @@ class PagedCache:
         runs = self._runs(pool, request, first, self.tables.length(request))
         return Entries(keys, runs), Entries(values, runs)
 
+    def state(self, layer: int, request: int) -> tuple[State, Columns]:
+        """What a recurrent layer keeps of a request whose rows :meth:`begin` counted in: to be brought up to them."""
+        states, place = self._states[layer]
+        return states.state(place, request)
+
     def truncate(self, request: int, length: int) -> None:
-        """Keep exactly ``length`` entries, no fewer than before the last forward."""
+        """Keep exactly ``length`` entries, no fewer than before the last forward; and where there are states, all but
+        ``recurrent.RECORDED`` of the last forward's rows at least."""
+        for states in self._recurrent:
+            states.check_length(request, length)
         self.tables.truncate(request, length)
 
     def fork(self, source: int, request: int) -> None:
-        """Open ``request`` with the entries of ``source``; full pages are shared, the last one and rings are copied."""
+        """Open ``request`` with the entries of ``source``; full pages are shared, the last one, rings and states are
+        copied."""
         copies = self.tables.fork(source, request)
-        self._open_rings(request)
+        self._open_rest(request, source)
         length = self.tables.length(request)
         for pool in self._pools:
             if pool.rings is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from foldspec.errors import CheckpointError
 
-__all__ = ["Entry", "Weights", "check", "read_headers"]
+__all__ = ["Entry", "Weights", "check", "entries_of", "read_headers"]
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes an element
 INTEGERS = {"I64": 8, "I32": 4}  # accepted only for tensors that hold ids, such as d2t
@@ -25,6 +25,7 @@ _SIZES = {**FLOATS, **INTEGERS}
 _MAX_HEADER = 100 << 20  # as the safetensors library itself
 
 Rename = Callable[[str], "str | None"]  # name in the file -> key of the module; None: not used
+Reader = Callable[[str], "dict[str, Entry] | None"]  # name of a safetensors file -> its tensors; None: no such file
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,38 @@ class Weights:
         return {name: entry.shape for name, entry in self.entries.items()}
 
     @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.size for entry in self.entries.values())
+
+    @property
     def dtypes(self) -> dict[str, str]:
         return {name: entry.dtype for name, entry in self.entries.items()}
 
 
-def read_headers(folder: Path) -> Weights:
+def read_headers(folder: Path, read: Reader | None = None) -> Weights:
     """Headers of ``model.safetensors``, or of the shards of ``model.safetensors.index.json``.
 
+    ``read`` gives the tensors of a file that lies elsewhere; the index is read from ``folder`` all the same.
     Raises :class:`CheckpointError`: no such files, truncated or trailing bytes, malformed or overlapping entries,
     unknown dtypes, index and shards at odds, a shard's name that is a path.
     """
     folder = Path(folder)
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return Weights(folder, _read_file(single))
+    read = read or _reader(folder)
+    index = folder / "model.safetensors.index.json"
+    single = read("model.safetensors")
+    if single is not None:
+        return Weights(folder, single)
     if index.exists():
-        return Weights(folder, _read_shards(folder, index))
+        return Weights(folder, _read_shards(folder, index, read))
     pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)]
     do = f"convert {pickles[0]} to safetensors (pickles are not read)" if pickles else "check the folder"
     raise CheckpointError("holds no model.safetensors or model.safetensors.index.json", where=str(folder), do=do)
+
+
+def _reader(folder: Path) -> Reader:
+    # os.path, because pathlib's exists raises for a name that is too long
+    return lambda name: _read_file(folder / name) if os.path.exists(folder / name) else None
 
 
 def check(
@@ -114,7 +128,7 @@ def check(
     return found
 
 
-def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
+def _read_shards(folder: Path, index: Path, read: Reader) -> dict[str, Entry]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         items = list(weight_map.items())
@@ -129,11 +143,11 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
             )
     entries: dict[str, Entry] = {}
     for shard in sorted(set(weight_map.values())):
-        if not os.path.exists(folder / shard):  # pathlib's raises for a name that is too long
+        inside = read(shard)
+        if inside is None:
             raise CheckpointError(
                 f"the shard {shard:.200} is missing", where=str(index), do="fetch the checkpoint again"
             )
-        inside = _read_file(folder / shard)
         twice = [name for name in inside if name in entries]
         if twice:
             raise CheckpointError(f"tensors that another shard holds too: {_some(twice)}", where=str(folder / shard))
@@ -164,10 +178,23 @@ def _read_file(path: Path) -> dict[str, Entry]:
     try:
         header = json.loads(text, object_pairs_hook=_unique)
         header.pop("__metadata__", None)
-        entries = {name: _entry(name, value, path, 8 + length) for name, value in header.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise fault(f"malformed safetensors header ({error})") from None
+    return entries_of(header, path, 8 + length, size)
+
+
+def entries_of(header: Mapping[str, Any], path: Path, first: int, size: int) -> dict[str, Entry]:
+    """The tensors that a header of ``path`` lists, ``{name: {dtype, shape, data_offsets}}``, where their bytes begin
+    with the byte ``first`` and end with the file, of ``size`` bytes. Raises :class:`CheckpointError`."""
+
+    def fault(what: str) -> CheckpointError:
+        return CheckpointError(what, where=str(path), do="fetch the file again")
+
+    try:
+        entries = {name: _entry(name, value, path, first) for name, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise fault(f"malformed safetensors header ({error})") from None
-    end = 8 + length
+    end = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != end:
             raise fault(f"{name} begins at byte {entry.start}, not where the tensor before it ends ({end})")

@@ -19,16 +19,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from foldspec.checkpoints.headers import Entry, Weights, entries_of, read_headers
 from foldspec.errors import CheckpointError, FoldspecError, ResourceError, UsageError
 
-__all__ = ["Resolved", "resolve"]
+__all__ = ["Resolved", "peek", "resolve"]
 
 # Of the repository's top folder only; never pickles (*.bin, *.pt), which run code when read.
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
+_HEADER = ("dtype", "shape", "data_offsets")  # of a tensor in a safetensors header
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,15 +62,9 @@ def resolve(
     in the cache, no socket is opened. ``progress("download", bytes done, bytes)``. Raises :class:`CheckpointError` (no
     such folder, repository or revision; no access; offline and not cached) and :class:`ResourceError` (network, disk).
     """
-    folder = Path(os.path.expanduser(ref))  # pathlib's raises where there is no such user
-    if os.path.isdir(folder) or ref.startswith((".", "/", "~")) or folder.is_absolute():
-        if not os.path.isdir(folder):
-            raise CheckpointError("no such folder", where=f"{ref:.200}")
-        if revision:
-            raise UsageError("a folder has no revision", where=ref, do="leave the revision out")
+    folder = _folder(ref, revision)
+    if folder is not None:
         return Resolved(folder)
-    if not _HUB_ID.fullmatch(ref):
-        raise CheckpointError("neither a folder nor a hub id (owner/name)", where=f"{ref:.200}")
     from huggingface_hub import constants
 
     offline = offline or constants.HF_HUB_OFFLINE
@@ -89,6 +89,102 @@ def resolve(
         if found:
             return found
         raise plain from error
+
+
+def peek(
+    ref: str,
+    *,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Resolved, Weights | None]:
+    """Like :func:`resolve`, without fetching weights: where they are not on this disk, the headers of their files are
+    read on the hub, by ranges, and the small files come into the cache. ``Entry.file`` of such tensors does not exist.
+    None in their place for a checkpoint that is on this disk, for :func:`read_headers`.
+
+    Raises the errors of :func:`resolve` and of :func:`read_headers`.
+    """
+    from huggingface_hub import constants
+
+    folder = _folder(ref, revision)
+    if folder is not None or offline or constants.HF_HUB_OFFLINE:
+        return resolve(ref, revision=revision, cache_dir=cache_dir, offline=True), None
+    try:
+        return _look(ref, revision, cache_dir, progress)
+    except FoldspecError:
+        raise
+    except Exception as error:  # as above
+        plain = _explain(error, ref, revision)
+        there = _cached(ref, revision, cache_dir) if isinstance(plain, ResourceError) else None
+        if there is None:
+            raise plain from error
+        return there, None
+
+
+def _look(
+    repo: str, revision: str | None, cache_dir: Path | None, progress: Progress | None
+) -> tuple[Resolved, Weights | None]:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    there = _cached(repo, revision, cache_dir) if _COMMIT.fullmatch(revision or "") else None
+    if there is None:
+        info, files = _files(repo, revision)
+        commit, done = info.sha, 0
+        there = _cached(repo, commit, cache_dir)
+    if there is not None:
+        return there, None
+    disable_progress_bars()
+    with _quiet():
+        small = [pattern for pattern in _WANTED if pattern != "*.safetensors"]
+        path = snapshot_download(
+            repo, revision=commit, cache_dir=cache_dir, allow_patterns=small, ignore_patterns=_UNWANTED
+        )
+
+        def read(name: str) -> dict[str, Entry] | None:
+            nonlocal done
+            if name not in files:
+                return None
+            if progress:
+                progress("read headers on the hub", done, 0)
+            done += 1
+            parsed = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit).tensors
+            header = {key: {k: vars(each)[k] for k in _HEADER} for key, each in parsed.items()}
+            size = files[name]
+            first = size - max((each.data_offsets[1] for each in parsed.values()), default=0)
+            # how long the header is, the library does not tell; shorter than this it cannot be
+            if first < 8 + len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()):
+                raise CheckpointError(f"truncated: {name} has {size} bytes, its header asks for more", where=repo)
+            return entries_of(header, Path(path) / name, first, size)
+
+        return Resolved(Path(path), repo, commit), read_headers(Path(path), read)
+
+
+def _folder(ref: str, revision: str | None) -> Path | None:
+    """The folder that ``ref`` names; None for a hub id."""
+    folder = Path(os.path.expanduser(ref))  # pathlib's raises where there is no such user
+    if os.path.isdir(folder) or ref.startswith((".", "/", "~")) or folder.is_absolute():
+        if not os.path.isdir(folder):
+            raise CheckpointError("no such folder", where=f"{ref:.200}")
+        if revision:
+            raise UsageError("a folder has no revision", where=ref, do="leave the revision out")
+        return folder
+    if not _HUB_ID.fullmatch(ref):
+        what = "neither a folder nor a hub id (owner/name) nor a name of `foldspec models`"
+        raise CheckpointError(what, where=f"{ref:.200}")
+    return None
+
+
+def _files(repo: str, revision: str | None) -> tuple[ModelInfo, dict[str, int]]:
+    """What the hub says of a repository, and the files of it that are wanted, with their sizes."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=20)
+    files = {file.rfilename: file.size or 0 for file in info.siblings or [] if _wanted(file.rfilename)}
+    if not any(name.endswith(".safetensors") for name in files):
+        raise CheckpointError("the repository holds no safetensors (pickles are not read)", where=repo)
+    return info, files
 
 
 def _cached(repo: str, revision: str | None, cache_dir: Path | None) -> Resolved | None:
@@ -125,17 +221,14 @@ def _complete(folder: Path) -> bool:
 
 
 def _download(repo: str, revision: str | None, cache_dir: Path | None, progress: Progress | None) -> Resolved:
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     cache = Path(cache_dir or constants.HF_HUB_CACHE)
-    info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=20)
-    files = [file for file in info.siblings or [] if _wanted(file.rfilename)]
-    if not any(file.rfilename.endswith(".safetensors") for file in files):
-        raise CheckpointError("the repository holds no safetensors (pickles are not read)", where=repo)
+    _, files = _files(repo, revision)
     blobs = cache / f"models--{repo.replace('/', '--')}" / "blobs"
     there = _bytes_in(blobs)
-    total = sum(file.size or 0 for file in files)
+    total = sum(files.values())
     free = shutil.disk_usage(_existing(cache)).free
     if total - there > free:
         raise ResourceError(
@@ -233,6 +326,8 @@ def _explain(error: Exception, repo: str, revision: str | None) -> FoldspecError
         if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             where = str(getattr(link, "filename", None) or repo)
             return ResourceError("cannot write to the cache", where=where, do="choose a folder you can write to")
+        if isinstance(link, errors.SafetensorsParsingError):
+            return CheckpointError("holds a malformed safetensors file", where=repo)
         if "onsistency check failed" in str(link):
             return ResourceError("the download ended early; nothing of it is kept", where=repo, do="try again")
     last = chain[-1]

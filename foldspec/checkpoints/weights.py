@@ -32,6 +32,7 @@ def load_into(
     device: torch.device | str,
     held: torch.dtype | None = None,
     matrices: Collection[str] = (),
+    wide: Collection[str] = (),
     rename: Rename = lambda name: name,
     integer: Collection[str] = (),
     progress: Callable[[str, int, int], None] | None = None,
@@ -40,8 +41,8 @@ def load_into(
 
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
-    cast to ``dtype``, those of the keys in ``matrices`` to ``held`` if that is given; the keys in ``integer`` take
-    integer tensors and keep the module's own integer dtype.
+    cast to ``dtype``, those of keys in ``matrices`` to ``held`` if that is given, those in ``wide`` to at least fp32;
+    the keys in ``integer`` take integer tensors and keep the module's own integer dtype.
     ``progress("load", bytes done, bytes)``. Raises :class:`CheckpointError` before a tensor is read if anything does
     not fit, and :class:`ResourceError` when memory runs out.
     """
@@ -54,6 +55,8 @@ def load_into(
             progress("load", done, total)
         if key in integer:
             held_as = state[key].dtype
+        elif key in wide:
+            held_as = torch.promote_types(dtype, torch.float32)
         else:
             held_as = held if held is not None and key in matrices else dtype
         placed = not state[key].is_meta and state[key].dtype == held_as

@@ -1,4 +1,4 @@
-"""What the target attended to in its last forward: one row, recomputed from the cached keys of one layer.
+"""What the target attended to: one row of its last forward, recomputed from the cached keys of one layer.
 
 Fast attention keeps no probabilities. Those of a single row cost one pass over the keys of one layer.
 """
@@ -15,16 +15,17 @@ __all__ = ["Verifier"]
 
 
 class Verifier:
-    """Reads a target's ``cache``, which keeps the queries of its last full-attention layer from now on. ``request``:
-    the one that was verified, whoever asks."""
+    """Reads a target's ``cache``, which keeps the last queries of its last full-attention layer from now on.
+    ``request``: the one that was verified, whoever asks; all its queries are kept. Raises :class:`UsageError` for a
+    target that has no such layer."""
 
     def __init__(self, cache: PagedCache, request: int | None = None) -> None:
         self._cache, self._request = cache, request
-        cache.watch()
+        cache.watch(request)
 
     def attended(self, request: int, position: int) -> torch.Tensor:
-        """[position + 1] the softmax of the row at ``position``, a row of the last forward, over the entries up to its
-        own: mean over query heads, in fp32 or better."""
+        """[position + 1] the softmax of the row at ``position`` over the entries up to its own: mean over query heads,
+        in fp32 or better."""
         request = request if self._request is None else self._request
         layer, q, scale = self._cache.asked(request, position)
         keys, _ = self._cache.entries(layer, request)

@@ -11,7 +11,10 @@ from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
 
-__all__ = ["ARCHITECTURES", "MODEL_FREE", "make_model_free", "make_network"]
+__all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
+
+# what the registry calls the kinds that run
+KINDS = ("dflash", "dspark")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {

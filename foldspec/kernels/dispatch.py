@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import linear, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gate_mul, gated_delta, linear, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
@@ -17,11 +17,12 @@ __all__ = ["Choice", "Kernels"]
 
 # of each operator: compiled library -> implementations in order of preference (name, supports, function)
 OPERATORS: dict[str, Callable[[Library], Any]] = {
+    "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
     "linear": linear.candidates,
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
-    "silu_mul": silu_mul.candidates,
+    "gate_mul": gate_mul.candidates,
 }
 
 
@@ -68,6 +69,19 @@ class Kernels:
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
 
+    def gated_delta(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: gated_delta.State,
+    ) -> torch.Tensor:
+        """Rows of one request through a DeltaNet layer's state -> [n, value heads, value width] in the dtype of v."""
+        run: gated_delta.GatedDelta = self.choose("gated_delta", gated_delta.Facts(v.device.type, v.dtype))
+        return run(q, k, v, g, beta, state)
+
     def linear(
         self,
         x: torch.Tensor,
@@ -102,8 +116,15 @@ class Kernels:
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of two [n, width]."""
-        run: silu_mul.SiluMul = self.choose("silu_mul", silu_mul.Facts(gate.device.type, gate.dtype))
-        return run(gate, up)
+        return self._gate_mul(gate, up, "silu")
+
+    def gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """``gelu(gate) * up``, gelu in its tanh form."""
+        return self._gate_mul(gate, up, "gelu_tanh")
+
+    def _gate_mul(self, gate: torch.Tensor, up: torch.Tensor, f: gate_mul.Gate) -> torch.Tensor:
+        run: gate_mul.GateMul = self.choose("gate_mul", gate_mul.Facts(gate.device.type, gate.dtype))
+        return run(gate, up, f)
 
     def choose(self, operator: str, facts: Any) -> Any:
         """The implementation of an operator for these facts of it, picked once and then noted in ``choices``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,6 +20,7 @@ from foldspec.models.config import ModelConfig
 
 __all__ = [
     "Embedding",
+    "GeGLU",
     "Geometry",
     "Linear",
     "Matrix",
@@ -27,15 +28,18 @@ __all__ = [
     "RMSNorm",
     "Stack",
     "SwiGLU",
+    "by_row",
     "causal_attention",
     "join",
     "matrices",
+    "parameter",
     "settle",
+    "wide",
 ]
 
 
-def _weight(*shape: int) -> nn.Parameter:
-    # on the meta device until a checkpoint's tensor takes its place: a model is never held twice
+def parameter(*shape: int) -> nn.Parameter:
+    """A weight on the meta device, until a checkpoint's tensor takes its place: a model is never held twice."""
     return nn.Parameter(torch.empty(*shape, device="meta"), requires_grad=False)
 
 
@@ -46,7 +50,7 @@ class Matrix(nn.Module):
     def __init__(self, width_out: int, width_in: int, kernels: Kernels) -> None:
         super().__init__()
         self._kernels = kernels
-        self.weight = _weight(width_out, width_in)
+        self.weight = parameter(width_out, width_in)
         self.packed = False
 
     def pack(self) -> None:
@@ -77,7 +81,7 @@ class Linear(Matrix):
 
     def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__(width_out, width_in, kernels)
-        self.bias = _weight(width_out) if bias else None
+        self.bias = parameter(width_out) if bias else None
 
     def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         return self.product(x, self.bias, plus)
@@ -94,6 +98,20 @@ def matrices(module: nn.Module) -> frozenset[str]:
     """The parameters of a module that may be held narrower than its arithmetic: what Linear and Embedding read. Norms,
     biases and buffers are small, and are held in the arithmetic's own dtype."""
     return frozenset(f"{name}.weight" for name, part in module.named_modules() if isinstance(part, Matrix))
+
+
+def wide(module: nn.Module) -> frozenset[str]:
+    """The parameters of a module that are held in fp32 even where the arithmetic is narrower: what its parts name in
+    an attribute ``wide``."""
+    return frozenset(f"{name}.{own}" for name, part in module.named_modules() for own in getattr(part, "wide", ()))
+
+
+def by_row(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """An element-wise function of x [n, ...], each row by itself: on a CPU torch's exponentials give the last elements
+    of a range other bits than the others, so that a row's would depend on the rows around it."""
+    if x.device.type != "cpu" or len(x) < 2:
+        return function(x)
+    return torch.stack([function(row) for row in x])
 
 
 class Stack:
@@ -137,8 +155,8 @@ def join(module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch
     ``dtype`` that of the arithmetic. Raises :class:`ResourceError` when memory runs out."""
     try:
         for part in module.modules():
-            if isinstance(part, (Projections, SwiGLU)):
-                part.stack.join(held, dtype, device)
+            if isinstance(stack := getattr(part, "stack", None), Stack):
+                stack.join(held, dtype, device)
     except RuntimeError as error:  # torch has no one class for it on all devices
         raise ResourceError(
             f"no memory for the weights on {device}",
@@ -166,7 +184,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self._kernels, self.eps, self._offset = kernels, eps, offset
         self._wide = wide or offset
-        self.weight = _weight(width)
+        self.weight = parameter(width)
         self._scale: torch.Tensor | None = None
 
     def scale(self) -> torch.Tensor:
@@ -183,7 +201,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """``down(silu(gate x) * up x)``, added to ``plus``."""
+    """``down(silu(gate x) * up x)``, added to ``plus``, if that is given."""
 
     def __init__(self, width: int, inner: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__()
@@ -193,8 +211,18 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(inner, width, kernels, bias=bias)
         self.stack = Stack(self.gate_proj, self.up_proj)
 
-    def forward(self, x: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._kernels.silu_mul(*self.stack(x)), plus)
+    def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        return self.down_proj(self._gated(*self.stack(x)), plus)
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_mul(gate, up)
+
+
+class GeGLU(SwiGLU):
+    """``down(gelu(gate x) * up x)``, added to ``plus``; gelu in its tanh form."""
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.gelu_mul(gate, up)
 
 
 @dataclass(frozen=True)
@@ -266,7 +294,7 @@ class Projections(nn.Module):
         k, v = self.stack(x, 1)
         return self.k_norm(self._heads(k)), self._heads(v)
 
-    def output(self, o: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+    def output(self, o: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         """[n, heads, d] -> [n, width], added to ``plus``."""
         return self.o_proj(o.flatten(1), plus)
 
@@ -290,6 +318,6 @@ def causal_attention(
         base = begins[0]
         keys, values = cache.entries(layer, request, base)
         first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)
-        batch.append([ReadArgs(q[packed], keys, values, first, last, scale)])
+        batch.append([ReadArgs(q[packed], keys, values, first, last, scale, origin=base)])
     outputs = kernels.multi_read_attention(batch)
     return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])

@@ -59,11 +59,13 @@ class Rope:
         if kind == "llama3":
             return cls(llama3_frequencies(inverse, scaling, _trained_length(config, scaling)), theta=theta)
         if kind == "yarn":
-            length = _trained_length(config, scaling)
-            stretch = scaling.number("factor")
+            length, stated = _trained_length(config, scaling), scaling.has("original_max_position_embeddings")
+            if scaling.has("factor") or not stated:
+                stretch = scaling.number("factor")
+            else:
+                stretch = config.whole("max_position_embeddings") / length
             fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
             inverse = yarn_frequencies(theta, turned, stretch, length, fast, slow, scaling.flag("truncate", True))
-            stated = scaling.has("original_max_position_embeddings")
             return cls(inverse, _yarn_factor(scaling, stretch), int(stretch * length) if stated else 0, theta)
         return cls(inverse, theta=theta)
 
@@ -83,13 +85,15 @@ class Rope:
         """As :meth:`at`, for positions known to lie in ``low .. high-1`` (no value is read from the device)."""
         if self._table.device != positions.device:
             self._table = self._table.to(positions.device)
-        while high > len(self._table):
+        grown = [self._table]
+        for first in range(len(self._table), high, STEP):
             # grown in steps of one size, each computed once: a position's angles never change, not even in the last
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
-            step = torch.arange(len(self._table), len(self._table) + STEP, dtype=self._inverse.dtype)
+            step = torch.arange(first, first + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown = torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain).to(positions.device)
-            self._table = torch.cat([self._table, grown])
+            grown.append(torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain).to(positions.device))
+        if len(grown) > 1:
+            self._table = torch.cat(grown)
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
 
@@ -123,7 +127,8 @@ def _trained_length(config: ModelConfig, scaling: ModelConfig) -> int:
     """Positions of the training before a rope was scaled: as transformers finds it, first beside the rope, then in it,
     then the model's own."""
     key = "original_max_position_embeddings"
-    return config.whole(key) if config.has(key) else scaling.whole(key, config.whole("max_position_embeddings"))
+    places = [place for place in (config, scaling) if place.has(key)]
+    return places[0].whole(key) if places else config.whole("max_position_embeddings")
 
 
 def _powers(theta: float, width: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-import yaml
 from cli.command import ORACLE, PAIR, ROOT, command, copied, edit, main, pair_words, refused, with_text
 
 import foldspec
@@ -78,25 +77,6 @@ def test_check_reads_no_weights(tmp_path: Path) -> None:
     done = main("check", "--target", folder, "--json")
     assert done.code == 0 and done.json["pair"]["weights"].startswith("0.70")
     assert end > 700e6 and bytes_read() - before < 1e6
-
-
-def test_models_lists_the_registry() -> None:
-    done = main("models", "--json")
-    assert done.code == 0 and done.err == ""
-    registry = yaml.safe_load((ROOT / "checkpoints.yaml").read_text())
-    assert list(done.json["pairs"]) == list(registry)
-    assert {"full", "window", "fold"} <= set(done.json["contexts"]) and "exact" in done.json["rules"]
-    assert "LlamaForCausalLM" in done.json["targets"] and "DFlashDraftModel" in done.json["drafters"]
-    text = main("models")
-    assert text.code == 0 and text.out.splitlines()[0] == next(iter(registry))
-    assert "contexts: full, window, fold" in text.out
-
-
-def test_models_says_what_is_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOLDSPEC_CACHE", str(tmp_path / "none"))
-    assert main("models", "--json").json["pairs"]["smollm2-135m"]["on disk"] is False
-    (tmp_path / "none").write_text("a file in its place")
-    assert main("models", "--json").json["pairs"]["smollm2-135m"]["on disk"] is False
 
 
 def test_a_checkpoint_folder_is_only_read(tmp_path: Path) -> None:

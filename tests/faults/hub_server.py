@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Hub:
-    """One repository, ``tiny/model``, with one commit that is also its branch ``main``.
+    """One repository, ``tiny/model``, and ``more`` by name, with one commit that is also the branch ``main``.
 
     ``status``      answer everything (or, with ``only``, requests whose path contains it) with this HTTP status
     ``error_code``  X-Error-Code of that answer: RepoNotFound, RevisionNotFound, GatedRepo
@@ -34,6 +34,8 @@ class Hub:
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    sent: int = 0  # bytes of files
+    more: dict[str, dict[str, bytes]] = field(default_factory=dict)
     url: str = ""
 
     repo = "tiny/model"
@@ -74,35 +76,40 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append(f"{self.command} {path}")
         if hub.status is not None and hub.only in path:
             return self._fail(hub.status, hub.error_code)
-        api, files = f"/api/models/{hub.repo}", f"/{hub.repo}/resolve/"
+        repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])
+        inside = hub.files if repo == hub.repo else hub.more.get(repo)
+        if inside is None:
+            return self._fail(404, "RepoNotFound")
+        api, files = f"/api/models/{repo}", f"/{repo}/resolve/"
         revisions = ("main", hub.commit)
         if path == api or path.startswith(f"{api}/revision/"):
             if path != api and path.rsplit("/", 1)[1] not in revisions:
                 return self._fail(404, "RevisionNotFound")
-            siblings = [{"rfilename": n, "size": len(b), "blobId": _oid(b)} for n, b in hub.files.items()]
-            return self._json({"id": hub.repo, "sha": hub.commit, "siblings": siblings, "private": False})
+            siblings = [{"rfilename": n, "size": len(b), "blobId": _oid(b)} for n, b in inside.items()]
+            return self._json({"id": repo, "sha": hub.commit, "siblings": siblings, "private": False})
         if path.startswith(f"{api}/tree/"):
-            tree = [{"type": "file", "path": n, "size": len(b), "oid": _oid(b)} for n, b in hub.files.items()]
+            tree = [{"type": "file", "path": n, "size": len(b), "oid": _oid(b)} for n, b in inside.items()]
             return self._json(tree)
         if path.startswith(files):
             revision, _, name = path.removeprefix(files).partition("/")
             if revision not in revisions:
                 return self._fail(404, "RevisionNotFound")
-            if name not in hub.files:
+            if name not in inside:
                 return self._fail(404, "EntryNotFound")
-            return self._file(hub.files[name], body)
+            return self._file(inside[name], body)
         self._fail(404, "RepoNotFound")
 
     def _file(self, content: bytes, body: bool) -> None:
-        hub, first = self.hub, 0
+        hub, first, last = self.hub, 0, len(content) - 1
         wanted = self.headers.get("Range", "")
         if wanted and body:
             hub.ranges.append(wanted)
-            first = int(wanted.removeprefix("bytes=").split("-")[0])
-        part = content[first:]
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+            begin, _, end = wanted.removeprefix("bytes=").partition("-")
+            first, last = int(begin), min(last, int(end)) if end else last
+        part = content[first : last + 1]
+        self.send_response(206 if len(part) < len(content) else 200)
+        if len(part) < len(content):
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.send_header("ETag", f'"{_oid(content)}"')
         self.send_header("X-Repo-Commit", hub.commit)
         self.send_header("Accept-Ranges", "bytes")
@@ -110,6 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not body:
             return
+        hub.sent += len(part)
         if len(content) >= hub.large and hub.cut is not None:
             self.wfile.write(part[: hub.cut])
             self.close_connection = True

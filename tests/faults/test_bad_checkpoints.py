@@ -196,7 +196,7 @@ BOTH: dict[str, tuple[Any, ...]] = {
     "architectures": (None, [], "LlamaForCausalLM", [7], ["GPT2LMHeadModel"]),
     "hidden_act": ("gelu",),
     "quantization_config": ({"quant_method": "fp8"},),
-    "rope_scaling": (5, {"rope_type": "yarn", "factor": 2.0}, {"rope_type": "llama3"}, {"type": 3}),
+    "rope_scaling": (5, {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "llama3"}, {"type": 3}),
     "attention_bias": ("no",),
 }
 TARGET_ONLY: dict[str, tuple[Any, ...]] = {
@@ -332,12 +332,15 @@ def test_a_context_that_no_memory_holds(pair: Path, monkeypatch: pytest.MonkeyPa
         edit(far / "target" / "config.json", max_position_embeddings=1 << 24)
         says = "cache tokens 10,486,016, weights", "target cache 10.7 GB", "free 4 GB", "--max-context"
         refused(generate("--prompt-ids", "5", "--max-context", "10M", pair=far), 4, *says, "of at most ")
-        refused(main("check", *pair_words(far), "--max-context", "10M"), 4, *says)
+        checked = main("check", *pair_words(far), "--max-context", "10M")
+        assert checked.code == 4 and all(word in checked.err for word in says)
     with monkeypatch.context() as patch:
         patch.setattr("foldspec.memory.free_memory", lambda device: 4_000_000_000)
         says = "not enough memory on cpu: cache tokens 10,000,384, weights", "target cache 10.2 GB", "free 4 GB"
         refused(generate("--prompt-ids", "5", pair=pair), 4, *says, "--max-context", "--dtype bfloat16")
-        refused(main("check", *pair_words(pair)), 4, *says)
+        checked = main("check", *pair_words(pair), "--json")  # tells all the same whether the pair fits together
+        assert checked.code == 4 and "made for this target" in checked.json["pair"]["verdict"]
+        assert all(word in checked.err for word in says) and checked.json["short"] in checked.err
         patch.setattr("foldspec.memory.free_memory", lambda device: 1000)  # not even the weights
         refused(generate("--prompt-ids", "5", pair=pair), 4, "free 0.001 MB", "lower --max-batch", "a smaller")
     monkeypatch.setattr("foldspec.memory.free_memory", lambda device: None)  # nobody knows, until it is asked for

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import gemma
 import pytest
 import tiny
 import torch
@@ -17,7 +19,7 @@ from foldspec.checkpoints.weights import load_into, read_headers
 from foldspec.errors import UsageError
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle
+from foldspec.models.layers import join, matrices, settle, wide
 
 HELD = (torch.float32, torch.bfloat16)
 
@@ -33,6 +35,7 @@ def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
         device="cpu",
         held=held,
         matrices=matrices(model),
+        wide=wide(model),
         rename=model.parameter_name,
     )
     settle(model, kernels(instructions), torch.float32)
@@ -40,10 +43,10 @@ def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
 
 
 def one_by_one(model: LanguageModel, cache: PagedCache, ids: Sequence[int], taps: Sequence[int]) -> list[torch.Tensor]:
-    """Logits, then the taps, of tokens decoded one at a time after what request 0 holds, and then taken back."""
-    start = cache.tables.length(0)
-    outputs = [tiny.forward(model, cache, [[i]], [0], taps) for i in ids]
-    cache.truncate(0, start)
+    """Logits, then the taps, of tokens decoded one at a time after what request 0 holds, by a fork of it."""
+    cache.fork(0, 1)
+    outputs = [tiny.forward(model, cache, [[i]], [1], taps) for i in ids]
+    cache.close(1)
     return [
         torch.cat([o.logits for o in outputs]),
         *(torch.cat([o.taps[i] for o in outputs]) for i in range(len(taps))),
@@ -72,8 +75,62 @@ def test_rows_of_a_tiny_llama(instructions: str, held: torch.dtype, tmp_path: Pa
                 assert torch.equal(found, expected[:rows]), (n, rows)
 
 
-def test_rows_of_several_requests_do_not_meet(tmp_path: Path) -> None:
-    model = loaded(tiny.write_target(tmp_path), "portable", torch.float32)
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_rows_of_a_tiny_gemma(instructions: str, held: torch.dtype, tmp_path: Path) -> None:
+    """Two head sizes, a window that begins anew for every row, a gate and a softcap over widths that no vector
+    divides."""
+    odd = {"hidden_size": 36, "intermediate_size": 53, "vocab_size": 131, "head_dim": 10}
+    small = loaded(gemma.write_target(tmp_path / "4", **odd), instructions, held)
+    large = loaded(gemma.write_target(tmp_path / "70", **odd, sliding_window=70), instructions, held)
+    for model, n in ((small, 1), (small, 4), (small, 67), (large, 60), (large, 1016)):
+        cache = tiny.paged_cache(model, pages=140, longest_pass=1016)
+        cache.open(0)
+        tiny.forward(model, cache, [tiny.prompt(n, 131)], [0])
+        ids = tiny.prompt(max(ROWS), 131, seed=1)
+        torch.set_num_threads(1)
+        wanted = one_by_one(model, cache, ids, (0, 1, 2))
+        for rows in ROWS:
+            torch.set_num_threads(1 + rows % 3)
+            output = tiny.forward(model, cache, [ids[:rows]], [0], (0, 1, 2))
+            cache.truncate(0, n)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found, expected[:rows]), (n, rows)
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_rows_of_a_tiny_qwen3_5(instructions: str, held: torch.dtype, tmp_path: Path) -> None:
+    """With blocks taken back before, at every length, whose rows the next block has to follow."""
+    model = loaded(tiny.write_target(tmp_path, tiny.QWEN3_5), instructions, held)
+    taps = (0, 1, 4)
+    for n in (3, 33):
+        cache = tiny.paged_cache(model)
+        cache.open(0)
+        tiny.forward(model, cache, [tiny.prompt(n)], [0])
+        ids = tiny.prompt(max(ROWS), seed=1)
+        wanted = one_by_one(model, cache, ids, taps)
+        cache.fork(0, 2)
+        for rows in ROWS:
+            torch.set_num_threads(1 + rows % 3)
+            output = tiny.forward(model, cache, [ids[:rows]], [0], taps)
+            cache.truncate(0, n)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found, expected[:rows]), (n, rows)
+        done = 0
+        for kept, rest in ((1, 16), (2, 5), (5, 2), (3, 0), (8, 8), (4, 1), (7, 9), (3, 3)):  # 33 rows
+            block = [*ids[done : done + kept], *tiny.prompt(rest, seed=rest)]
+            output = tiny.forward(model, cache, [block], [2], taps)
+            cache.truncate(2, n + done + kept)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found[:kept], expected[done : done + kept]), (n, done)
+            done += kept
+        assert done == max(ROWS)
+
+
+@pytest.mark.parametrize("config", [tiny.TARGET, tiny.QWEN3_5], ids=["llama", "qwen3_5"])
+def test_rows_of_several_requests_do_not_meet(config: dict[str, Any], tmp_path: Path) -> None:
+    model = loaded(tiny.write_target(tmp_path, config), "portable", torch.float32)
     cache = tiny.paged_cache(model)
     lengths, blocks = (3, 70, 17), (5, 1, 8)
     for request, n in enumerate(lengths):
@@ -86,8 +143,9 @@ def test_rows_of_several_requests_do_not_meet(tmp_path: Path) -> None:
         assert torch.equal(tiny.forward(model, cache, [pieces[request]], [request]).logits, together[request])
 
 
-def test_a_prompt_in_chunks_is_the_prompt_at_once(tmp_path: Path) -> None:
-    model = loaded(tiny.write_target(tmp_path), "portable", torch.float32)
+@pytest.mark.parametrize("config", [tiny.TARGET, tiny.QWEN3_5], ids=["llama", "qwen3_5"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(config: dict[str, Any], tmp_path: Path) -> None:
+    model = loaded(tiny.write_target(tmp_path, config), "portable", torch.float32)
     cache = tiny.paged_cache(model)
     ids = tiny.prompt(300)
     cache.open(0)

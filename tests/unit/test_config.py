@@ -110,6 +110,20 @@ def test_a_head_is_tied_if_the_wrapper_or_its_text_says_so(top: bool | None, inn
     assert wrapper.text().flag("tie_word_embeddings") is (True in (top, inner))
 
 
+def test_the_dtype_in_either_spelling_and_place() -> None:
+    for values in (
+        {"dtype": "float16"},
+        {"torch_dtype": "float16"},
+        {"dtype": None, "torch_dtype": "float16"},
+        {"text_config": {"dtype": "float16"}},
+        {"dtype": "float16", "text_config": {"dtype": "float32"}},
+    ):
+        assert config(**values).dtype == "float16"
+    assert config(text_config={}).dtype == config().dtype == "bfloat16"
+    with pytest.raises(CheckpointError, match="dtype must be str, not 16"):
+        _ = config(dtype=16).dtype
+
+
 CHANGES = {
     "quantization_config": {"quant_method": "fp8"},
     "use_sliding_window": True,
@@ -179,15 +193,53 @@ def test_nothing_that_a_target_needs_is_guessed(key: str) -> None:
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"pretraining_tp": 2}, "pretraining_tp = 2 is not supported"),
-        ({"architectures": ["MambaForCausalLM"]}, "unknown target architecture 'MambaForCausalLM'; known: Llama"),
+        ({"architectures": ["MambaForCausalLM"]}, "unknown target architecture 'MambaForCausalLM'; known: .*Llama"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_theta": None}, "rope_theta is missing"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}}, "rope type 'dynamic' is not supported"),
         ({"vocab_size": "128"}, "vocab_size must be int"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "use_sliding_window = True is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types other than full_attention"),
+        ({"rope_interleaved": True}, "rope_interleaved = True is not supported"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5 is not supported"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "config.json rope_scaling: partial_rotary_factor = 0.5"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window = True"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "config.json: head_dim is missing"),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": 8, "num_kv_shared_layers": 1}, "num_kv_shared_layers = 1"),
     ],
 )
 def test_what_a_target_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         target(**changes)
+
+
+def test_keys_that_change_nothing_here() -> None:
+    harmless = {"sliding_window": 32, "max_window_layers": 1, "use_sliding_window": False, "rope_interleaved": False}
+    assert target(**harmless, layer_types=["full_attention"] * 4, num_kv_shared_layers=0).layer_count == 4
+
+
+def test_a_stretched_rope_stretches_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert target(rope_scaling=yarn).max_positions == 8192  # as Qwen3's card has it, beside 4096 that stays
+    assert target(rope_scaling={**yarn, "factor": 1.5}).max_positions == 4096
+    assert target(rope_scaling={"rope_type": "yarn", "factor": 4.0}).max_positions == 4096
+
+
+BIASES = {  # a tensor of the file, and the parameters that there are then
+    "": [],
+    "self_attn.k_proj.bias": ["k_proj", "q_proj", "v_proj"],
+    "self_attn.o_proj.bias": ["o_proj"],
+    "mlp.up_proj.bias": ["down_proj", "gate_proj", "up_proj"],
+}
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("tensor", BIASES)
+def test_biases_are_there_if_the_file_has_them(architecture: str, tensor: str) -> None:
+    """All of a kind: where one of q, k and v has a bias and another has not, that one is missing."""
+    c = ModelConfig(tiny.changed(tiny.TARGET, architectures=[architecture], head_dim=8), "config.json")
+    model = model_class(c).from_config(c, (f"model.layers.3.{tensor}",), Kernels())
+    found = {name.split(".")[-2] for name in model.state_dict() if name.endswith(".bias")}
+    assert sorted(found) == BIASES[tensor]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
