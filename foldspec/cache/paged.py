@@ -250,6 +250,13 @@ class PagedCache:
         if request is not None:
             self._asked.setdefault(request, [])
 
+    @property
+    def watched_key_bytes(self) -> int:
+        """Bytes of one entry's key in the watched layer."""
+        assert self._watched is not None, "nobody watches"
+        keys, _ = self._layers[self._watched][1]
+        return keys[0].numel() * keys.element_size()
+
     def ask(self, layer: int, q: torch.Tensor, scale: float) -> None:
         """A layer's rotated queries [total, heads, d] of the rows that :meth:`begin` counted in, and their scale."""
         if layer == self._watched:

@@ -177,6 +177,10 @@ class ContextMethod(ABC):
         """Keys of entries that a round looks at in this layer beside its reads."""
         return 0
 
+    def target_keys(self, n: int) -> int:
+        """Keys that :meth:`committed` has the target's layer look up, a round on average."""
+        return 0
+
     # What most methods build their reads from.
 
     def window(self, layer: int) -> int:

@@ -62,6 +62,9 @@ class CMR(ContextMethod):
         state.chunks = sorted({*chunks, *range(-(-before // size), -(-n // size))})
         state.rounds += 1
 
+    def target_keys(self, n: int) -> int:
+        return n // self.options.cmr_period
+
     def _last(self, n: int) -> list[int]:
         """The last chunks of ``n`` entries."""
         return list(range(-(-n // self.options.cmr_chunk)))[-self.options.cmr_topk :]

@@ -23,6 +23,8 @@ import torch
 from foldspec.cache.side import Layout
 from foldspec.context.base import ContextMethod, Read
 
+SHARPEST = 1e30  # float32 holds the logits times this; a read is its best entry alone long before
+
 
 class Fold(ContextMethod):
     uses = frozenset({"window", "layer_window", "alpha", "layer_alpha", "coverage", "far_boundary"})
@@ -44,6 +46,7 @@ class Fold(ContextMethod):
             return [near]
         alpha = self.options.layer_alpha[layer] if self.options.layer_alpha else self.options.alpha
         assert alpha is not None
+        alpha = min(alpha, SHARPEST)
         at = tuple(self._distance(layer) + r for r in range(self.block))
         return [near, Read((0,) * self.block, last, "unrotated", at, scale=alpha, exponent=1 / alpha)]
 

@@ -118,11 +118,13 @@ class ContextReader:
         return self._cache.length(request)
 
     def bytes_read(self, n: int) -> int:
-        """Bytes of keys and values that one block after ``n`` entries reads, over all layers."""
+        """Bytes of keys and values that one block after ``n`` entries reads, over all layers, and what the method asks
+        of the target beside it."""
         spec = self._cache.spec
         pair, key = spec.bytes_per_entry // spec.layers, spec.kv_heads * spec.key_width * spec.dtype.itemsize
         state = self._method.begin(Opened(n, self._rope, self._scale, self._nothing))
-        total = 0
+        asked = self._method.target_keys(n)
+        total = asked * self._verifier.key_bytes if asked and self._verifier is not None else 0
         for layer in self._layers:
             reads = self._method.reads(layer, state, n, None)
             total += sum(max(0, max(r.last) - min(r.first)) for r in reads) * pair

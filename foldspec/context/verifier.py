@@ -23,6 +23,11 @@ class Verifier:
         self._cache, self._request = cache, request
         cache.watch(request)
 
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one entry's key in that layer."""
+        return self._cache.watched_key_bytes
+
     def attended(self, request: int, position: int) -> torch.Tensor:
         """[position + 1] the softmax of the row at ``position`` over the entries up to its own: mean over query heads,
         in fp32 or better."""

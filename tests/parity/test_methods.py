@@ -16,6 +16,7 @@ import tiny
 import torch
 
 from foldspec import Completion, Engine, SamplingParams
+from foldspec.cache.paged import CacheSpec
 from foldspec.context import METHODS
 from foldspec.context.base import ContextMethod, Read
 from foldspec.errors import UsageError
@@ -236,6 +237,43 @@ def test_values_by_layer_are_one_a_layer(engine: Engine) -> None:
     assert by_layer.generate(ids, PARAMS).token_ids == one_for_all.generate(ids, PARAMS).token_ids
     with pytest.raises(UsageError, match=f"layer_alpha: names 1 layers, the drafter has {layers}"):
         engine.using(layer_alpha=(2.0,))
+
+
+@pytest.mark.parametrize("n", [10, 24, 25, 200])
+def test_what_a_round_reads_is_known_before(n: int, engine: Engine) -> None:
+    """Bytes of the drafter's context, by each method's definition; the bench states them beside the time."""
+    network = engine.resources.found.network
+    assert network is not None
+    spec, layers = network.cache_spec(torch.float32), network.layer_facts
+    block, key = network.block, spec.kv_heads * spec.key_width * 4
+    near, far = min(n, WINDOW + block - 1), max(0, n - WINDOW)
+    init, size, most = (CASES["infllm"][f"infllm_{name}"] for name in ("init", "block", "topk"))
+    blocks = max(0, (n - WINDOW - block + 1 - init) // size)
+    retrieved = min(far, init + size * min(blocks, most) + max(0, far - init - blocks * size))
+    chosen = n if n <= 24 else 16 + (n % 8 or 8)
+    target = engine.resources.cache.spec.pools[0]
+    assert isinstance(target, CacheSpec)
+    chunked = chosen * 2 * key * len(layers) + n // 3 * target.kv_heads * target.key_width * 4
+    whole = {  # entries of keys and values, and keys that are looked at once more
+        "full": n,
+        "window": near,
+        "fold": near + far,
+        "shared_window": min(n, 24),
+        "streaming": min(n, 24),
+        "yarn": n,
+        "rerope": near + far,
+        "infllm": near + retrieved + near / 2,
+    }
+    own = [layer.window for layer in layers]
+    for name in NAMES:
+        found = engine.using(context=name, **CASES[name])._drafter._reader.bytes_read(n)  # type: ignore[attr-defined]
+        if name == "cmr":
+            assert found == chunked
+        elif not any(own):
+            assert found == whole[name] * 2 * key * len(layers), name
+        elif name in ("full", "yarn", "streaming", "infllm"):  # sliding layers are left alone
+            rest = sum(min(n, window - 1) for window in own if window)
+            assert found == (whole[name] * own.count(None) + rest) * 2 * key, name
 
 
 # ------------------------------------------------------------------------------------------- a method of one's own

@@ -159,6 +159,31 @@ def test_alpha_one_is_one_softmax(data: st.DataObject) -> None:
         torch.testing.assert_close(out, wanted, atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize("alpha", [1e3, 1e9, 1e30, 1e308])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_however_large_alpha_is_the_far_read_is_its_best_entry(alpha: float, dtype: torch.dtype) -> None:
+    """Its mass is that of one entry, so that the whole is one softmax over the window and that entry."""
+    window, block, n = 8, 3, 40
+    q, k, v = draw(n, block, 2, 1, WIDTH, seed=5)
+    k[:20] *= 5  # a clear winner
+    inverse = brute.frequencies(WIDTH)
+    best = {}
+    for r in range(block):
+        far = [brute.rotate(q[r, 0].numpy(), window + block + r, inverse) @ k[j, 0].numpy() for j in range(n - 8 + r)]
+        best[r] = max(range(len(far) - block), key=far.__getitem__)
+    one = reading("cpu", block, 1, {"context": "fold", "window": window, "alpha": alpha}, dtype=dtype)
+    out = outputs(one, [x[:, :1].to(dtype) for x in (q, k, v)])[0]
+    reach = window + block
+
+    def distance(r: int, j: int) -> float | None:
+        if j >= n or n + r - j < reach:
+            return n + r - j
+        return reach + r if j == best[r] else None
+
+    wanted = brute.one_softmax(q[:, :1], k, v, inverse, distance)
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=0)
+
+
 # --------------------------------------------------------------------------------- plain attention while it fits
 
 

@@ -23,6 +23,9 @@ def test_methods() -> None:
         "window:draft_tokens=3": {"context": "window", "drafter": None, "draft_tokens": 3},
     }
     assert next(iter(methods)) == "ar"
+    (_, streaming, layers) = parse_methods("streaming:sinks=2:recents=254,fold:layer_alpha=1/2.5:layer_window=64/128")
+    assert streaming.changes == {"context": "streaming", "drafter": None, "sinks": 2, "recents": 254}
+    assert layers.changes["layer_alpha"] == (1.0, 2.5) and layers.changes["layer_window"] == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,8 @@ def test_methods() -> None:
         ("fold:alpha=2:alpha=3", "no option"),
         ("fold:window=x", "not a number"),
         ("fold:alpha=0.5", "at least 1"),
+        ("fold:layer_alpha=1/x", "not a number"),
+        ("cmr:cmr_chunk=0", "at least 1"),
     ],
 )
 def test_methods_that_are_refused(text: str, says: str) -> None:
