@@ -73,6 +73,11 @@ class TargetLaws:
             logits = self._changed(logits, row)
         return law_of(logits, params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
 
+    def raw(self, row: int) -> Law:
+        """The law of the token at a row at temperature 1 and without filters, whatever the options say of those: what
+        a rule may look at where temperature 0 has left a single id."""
+        return Law(self._changed(self.logits[row], row) if self._changes else self.logits[row])
+
     @property
     def _changes(self) -> bool:
         """Whether logits are changed before they become a law."""
