@@ -309,13 +309,13 @@ class MethodOptions:
 
     @classmethod
     def from_pairs(
-        cls, context: Mapping[str, str], rule: Mapping[str, str] | None = None, **known: object
+        cls, of_context: Mapping[str, str], of_rule: Mapping[str, str] | None = None, /, **known: object
     ) -> MethodOptions:
         """Build from the strings of ``--context-opt KEY=VALUE`` and ``--accept-opt KEY=VALUE``, beside options that
         have their own flag (None: not given)."""
         values: dict[str, object] = {k: v for k, v in known.items() if v is not None}
-        _read(context, CONTEXT_FIELDS, "--context-opt", values)
-        _read(rule or {}, RULE_FIELDS, "--accept-opt", values)
+        _read(of_context, CONTEXT_FIELDS, "--context-opt", values)
+        _read(of_rule or {}, RULE_FIELDS, "--accept-opt", values)
         return cls(**values)  # type: ignore[arg-type]
 
 
