@@ -238,6 +238,7 @@ def _generate(options: argparse.Namespace) -> int:
                 asked,
                 encode=lambda prompt: _encode(engine, prompt, options),
                 report=lambda done: _report(engine, done, trace=options.trace),
+                used={"system": options.system, "thinking": options.thinking},
                 as_json=options.json,
                 quiet=options.quiet,
             )
@@ -317,16 +318,13 @@ def _encode(engine: Engine, prompt: cli_prompts.Prompt, options: argparse.Namesp
     """The prompt's ids, and whether they went through the chat template."""
     if isinstance(prompt, tuple):
         return engine.encode(prompt), False
-    if not isinstance(prompt, str):
-        switches = {} if options.thinking is None else {"enable_thinking": options.thinking == "on"}
-        return engine.encode(prompt, **switches), True
-    chat = engine.chats if options.chat is None else options.chat
+    chat = not isinstance(prompt, str) or (engine.chats if options.chat is None else options.chat)
     if not chat:
         if options.system is not None or options.thinking is not None:
             raise UsageError("belongs to a chat template, which is not in use", where="--system or --thinking")
         return engine.encode(prompt), False
-    messages = [{"role": "user", "content": prompt}]
-    if options.system is not None:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if options.system is not None and messages[0]["role"] != "system":  # messages may have one of their own
         messages.insert(0, {"role": "system", "content": options.system})
     if options.thinking is None:
         return engine.encode(messages), True

@@ -103,10 +103,12 @@ def answer(
     *,
     encode: Callable[[Prompt], tuple[tuple[int, ...], bool]],
     report: Callable[[Completion], dict[str, Any]],
+    used: Mapping[str, Any],
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Run all, print each as it completes, and return the exit code: that of the first that failed, if any did."""
+    """Run all, print each as it completes, and return the exit code: that of the first that failed, if any did.
+    ``used`` are settings of the command line that ``encode`` looks at, for the report."""
     from foldspec.records import Completion
 
     going: list[tuple[Asked, tuple[int, ...], bool]] = []
@@ -119,7 +121,7 @@ def answer(
                 print(f"foldspec: {one.id}: {' '.join(str(done.error).split())}", file=sys.stderr)
         if as_json:
             line = {"id": one.id, **report(done)}
-            line["settings"] = line["settings"] | vars(one.params) | {"chat": chat}
+            line["settings"] = line["settings"] | vars(one.params) | {"chat": chat, **used}
             line["error"] = None if done.error is None else str(done.error)
             print(json.dumps(line), flush=True)
         else:

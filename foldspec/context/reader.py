@@ -24,10 +24,10 @@ PREFIX_LAYOUT = Layout(rotated=True, unrotated=True)
 
 
 class Rotation(Protocol):
-    """A layer's rotary embedding: x [rows, heads, d] rotated to positions [rows]. (Models have the class; this room
-    does not import them.)"""
+    """A layer's rotary embedding: x [rows, heads, d] rotated to positions [rows]; ``alone`` if what it meets is not
+    rotated. (Models have the class; this room does not import them.)"""
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor: ...
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor: ...
 
 
 class ContextReader:
@@ -99,20 +99,21 @@ class ContextReader:
         result is [total, heads, d]."""
         at_positions: dict[tuple[int, ...], torch.Tensor] = {}  # reads and requests often share a query's positions
 
-        def rotated(x: torch.Tensor, at: tuple[int, ...]) -> torch.Tensor:
+        def rotated(x: torch.Tensor, at: tuple[int, ...], *, alone: bool = False) -> torch.Tensor:
             if at not in at_positions:
                 at_positions[at] = torch.tensor(at, device=x.device)
-            return self._rope.rotate(x, at_positions[at])
+            return self._rope.rotate(x, at_positions[at], alone=alone)
 
         batch = []
         for request, n, packed in rows:
             # the block's rows go behind the context as scratch, so that a read of both is one stretch of entries
             self._cache.write_values(layer, request, n, v[packed])
             self._cache.write_keys(layer, request, n, rotated(k[packed], self._method.positions(n)), rotated=True)
-            reads = self._reads(layer, n)
-            batch.append(
-                [self._arguments(layer, request, n, read, rotated(q[packed], read.query_at)) for read in reads]
-            )
+            reads = []
+            for read in self._reads(layer, n):
+                query = rotated(q[packed], read.query_at, alone=read.keys == "unrotated")
+                reads.append(self._arguments(layer, request, n, read, query))
+            batch.append(reads)
         outputs = self._kernels.multi_read_attention(batch)
         return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])
 

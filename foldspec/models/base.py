@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,7 +20,11 @@ from foldspec.models.layers import Matrix
 __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
 # architecture -> "module:class"; imported when it is asked for
-ARCHITECTURES = {"LlamaForCausalLM": "foldspec.models.llama:Llama"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "foldspec.models.llama:Llama",
+    "Qwen2ForCausalLM": "foldspec.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "foldspec.models.qwen3:Qwen3",
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,14 @@ class ForwardOutput:
 
 
 class LanguageModel(nn.Module, ABC):
-    """A target: built on the meta device from its config, then filled with a checkpoint's tensors by name."""
+    """A target: built on the meta device from its config, then filled with a checkpoint's tensors by name.
 
+    ``renamed``  beginnings of names in checkpoints, and what parameters have in their place
+    ``ignored``  beginnings of names that belong to other parts than the language model
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
     vocabulary: int
     width: int
     layer_count: int
@@ -86,9 +97,15 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
         """ids [total] of the plan's rows. Stores their keys and values in the cache and counts them in."""
 
-    @staticmethod
-    def parameter_name(tensor: str) -> str | None:
+    @classmethod
+    def parameter_name(cls, tensor: str) -> str | None:
         """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
+        # old exports carry the rotary frequencies, which follow from the config
+        if tensor.startswith(cls.ignored) or tensor.endswith("rotary_emb.inv_freq"):
+            return None
+        for begin, other in cls.renamed.items():
+            if tensor.startswith(begin):
+                return other + tensor.removeprefix(begin)
         return tensor
 
 

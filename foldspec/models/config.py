@@ -10,6 +10,16 @@ from foldspec.errors import CheckpointError
 
 __all__ = ["ModelConfig"]
 
+# What changes the maths of a model and is not supported in any: the key, and its value that changes nothing.
+UNSUPPORTED = {
+    "quantization_config": None,
+    "use_sliding_window": False,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "use_double_wide_mlp": False,
+    "enable_moe_block": False,
+}
+
 
 class ModelConfig:
     """One config.json (or a part of it) and the name to use for it in errors."""
@@ -45,6 +55,20 @@ class ModelConfig:
         if not isinstance(value, dict):
             raise self.error(f"{key} must be an object, not {value!r}")
         return ModelConfig(value, f"{self.where} {key}")
+
+    def text(self) -> ModelConfig:
+        """A target's own settings: those of ``text_config`` where the file is a multimodal wrapper's, else all of it.
+
+        ``tie_word_embeddings`` holds if either says so. Raises :class:`CheckpointError` for what :data:`UNSUPPORTED`
+        names, in both: it must be asked for once by every model.
+        """
+        self.refuse(**UNSUPPORTED)
+        if not self.has("text_config"):
+            return self
+        text = self.part("text_config")
+        text.refuse(**UNSUPPORTED)
+        tied = self.flag("tie_word_embeddings") or text.flag("tie_word_embeddings")
+        return ModelConfig({**text.values, "tie_word_embeddings": tied}, text.where)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """The value, of ``kind``. Without a default (None), an absent key or null is an error."""

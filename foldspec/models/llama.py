@@ -6,6 +6,7 @@ x <- x + Wo attention(rms(x));   x <- x + down(silu(gate h) * up h), h = rms(x);
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -19,25 +20,34 @@ from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Matrix, Projections, RMSNorm, SwiGLU, causal_attention
 from foldspec.models.rope import Rope
 
-__all__ = ["Llama"]
+__all__ = ["Extras", "Llama"]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What blocks have beside their matrices and two norms: biases of q, k and v, of o and of the MLP, and a norm over
+    each head of q and k."""
+
+    bias: bool = False
+    bias_out: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
 
 
 class Block(nn.Module):
-    def __init__(self, g: Geometry, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
+    def __init__(self, g: Geometry, kernels: Kernels, extras: Extras) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(g.width, g.eps, kernels)
-        self.self_attn = Projections(g, kernels, bias=attention_bias, bias_out=attention_bias)
+        self.self_attn = Projections(g, kernels, head_norm=extras.head_norm, bias=extras.bias, bias_out=extras.bias_out)
         self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
-        self.mlp = SwiGLU(g.width, g.inner, kernels, bias=mlp_bias)
+        self.mlp = SwiGLU(g.width, g.inner, kernels, bias=extras.mlp_bias)
 
 
 class Backbone(nn.Module):
-    def __init__(self, g: Geometry, vocabulary: int, kernels: Kernels, *, attention_bias: bool, mlp_bias: bool) -> None:
+    def __init__(self, g: Geometry, vocabulary: int, kernels: Kernels, extras: Extras) -> None:
         super().__init__()
         self.embed_tokens = Embedding(vocabulary, g.width, kernels)
-        self.layers = nn.ModuleList(
-            Block(g, kernels, attention_bias=attention_bias, mlp_bias=mlp_bias) for _ in range(g.layers)
-        )
+        self.layers = nn.ModuleList(Block(g, kernels, extras) for _ in range(g.layers))
         self.norm = RMSNorm(g.width, g.eps, kernels)
 
 
@@ -51,36 +61,47 @@ class Llama(LanguageModel):
         vocabulary: int,
         max_positions: int,
         tied: bool,
-        attention_bias: bool = False,
-        mlp_bias: bool = False,
+        extras: Extras,
     ) -> None:
         super().__init__()
         self.geometry, self.rope, self.kernels = geometry, rope, kernels
         self.vocabulary, self.width, self.layer_count = vocabulary, geometry.width, geometry.layers
         self.max_positions = max_positions
-        self.model = Backbone(geometry, vocabulary, kernels, attention_bias=attention_bias, mlp_bias=mlp_bias)
+        self.model = Backbone(geometry, vocabulary, kernels, extras)
         self.lm_head = None if tied else Linear(geometry.width, vocabulary, kernels)
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> Llama:
-        config.refuse(hidden_act="silu", quantization_config=None, pretraining_tp=1)
+        config = config.text()
+        config.refuse(hidden_act="silu", pretraining_tp=1, rope_interleaved=False)
+        for part in (config, config.part("rope_parameters"), config.part("rope_scaling")):
+            part.refuse(partial_rotary_factor=1.0)  # other readers of these architectures pass over it
+        if any(kind != "full_attention" for kind in config.get("layer_types", list, [])):
+            raise config.error("layer_types other than full_attention are not supported")
         geometry = Geometry.from_config(config)
+        rope = Rope.from_config(config, geometry.head_dim)
         return cls(
             geometry,
-            Rope.from_config(config, geometry.head_dim),
+            rope,
             kernels,
             vocabulary=config.whole("vocab_size"),
-            max_positions=config.whole("max_position_embeddings"),
+            max_positions=max(config.whole("max_position_embeddings"), rope.reach),
             # a head in the file wins: some exports declare tied embeddings and ship a head of their own
             tied=config.flag("tie_word_embeddings") and "lm_head.weight" not in tensors,
-            attention_bias=config.flag("attention_bias"),
-            mlp_bias=config.flag("mlp_bias"),
+            extras=cls.extras(config, tensors),
         )
 
-    @staticmethod
-    def parameter_name(tensor: str) -> str | None:
-        # old exports carry the rotary frequencies, which follow from the config
-        return None if tensor.endswith("rotary_emb.inv_freq") else tensor
+    @classmethod
+    def extras(cls, config: ModelConfig, tensors: Collection[str]) -> Extras:
+        """A bias is there if the config says so, or the file has it: some families' configs say nothing."""
+
+        biases = {tensor.split(".")[-2] for tensor in tensors if tensor.endswith(".bias")}
+        attention = config.flag("attention_bias")
+        return Extras(
+            bias=attention or not biases.isdisjoint({"q_proj", "k_proj", "v_proj"}),
+            bias_out=attention or "o_proj" in biases,
+            mlp_bias=config.flag("mlp_bias") or not biases.isdisjoint({"gate_proj", "up_proj", "down_proj"}),
+        )
 
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         g = self.geometry

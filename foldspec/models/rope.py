@@ -19,30 +19,26 @@ KINDS = ("default", "llama3", "proportional", "yarn")
 class Rope:
     """Rotation by position from inverse frequencies [r/2] (radians a position).
 
-    ``factor`` multiplies cos and sin, so that rotated queries and keys bring it into every logit twice (YaRN's
-    attention temperature). Whoever leaves keys un-rotated multiplies their logits by it once more.
+    ``factor``   multiplies cos and sin, so that it comes into every logit twice, once with the query and once with the
+                 key (YaRN's attention temperature)
+    ``reach``    the context that the scaling was made for, where the config says so; else 0
     """
 
-    def __init__(self, inverse_frequencies: torch.Tensor, factor: float = 1.0) -> None:
-        self._inverse, self.factor = inverse_frequencies, factor
+    def __init__(self, inverse_frequencies: torch.Tensor, factor: float = 1.0, reach: int = 0) -> None:
+        self._inverse, self.factor, self.reach = inverse_frequencies, factor, reach
         self._table = inverse_frequencies.new_empty(0, 2, len(inverse_frequencies))
 
     @classmethod
     def from_config(cls, config: ModelConfig, head_dim: int, layer_type: str | None = None) -> Rope:
-        """Both spellings: ``rope_parameters`` first (of ``layer_type``, where a model has several), then ``rope_theta``
-        beside ``rope_scaling``; no silent default.
+        """Both spellings: ``rope_parameters`` (of ``layer_type``, where a model has several), or ``rope_theta`` beside
+        ``rope_scaling``; no silent default.
 
-        Raises :class:`CheckpointError` if there is no theta, or a rope type that is not known.
+        Raises :class:`CheckpointError` if there is no theta, a rope type that is not known, or two ropes.
         """
-        if config.has("rope_parameters"):
-            scaling = config.part("rope_parameters")
-            scaling = scaling if layer_type is None else scaling.part(layer_type)
-            theta = scaling.number("rope_theta", config.number("rope_theta", math.nan))
-        else:
-            scaling = config.part("rope_scaling")
-            theta = config.number("rope_theta", math.nan)
+        scaling = _scaling(config, layer_type)
+        theta = scaling.number("rope_theta", config.number("rope_theta", math.nan))
         if math.isnan(theta):
-            raise scaling.error("rope_theta is missing, at the top level and in rope_parameters")
+            raise config.error("rope_theta is missing, at the top level and in rope_parameters")
         kind = scaling.get("rope_type", str, scaling.get("type", str, "default"))
         if kind not in KINDS:
             raise scaling.error(f"rope type {kind!r} is not supported", do=f"known types: {', '.join(KINDS)}")
@@ -56,13 +52,16 @@ class Rope:
             return cls(inverse / scaling.number("factor", 1.0))
         inverse = _powers(theta, turned)
         if kind == "llama3":
-            return cls(llama3_frequencies(inverse, scaling))
+            return cls(llama3_frequencies(inverse, scaling, _trained_length(config, scaling)))
         if kind == "yarn":
-            stretch = scaling.number("factor")
-            length = scaling.whole("original_max_position_embeddings")
+            length, stated = _trained_length(config, scaling), scaling.has("original_max_position_embeddings")
+            if scaling.has("factor") or not stated:
+                stretch = scaling.number("factor")
+            else:
+                stretch = config.whole("max_position_embeddings") / length
             fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
-            inverse = yarn_frequencies(inverse, theta, stretch, length, fast, slow, scaling.flag("truncate", True))
-            return cls(inverse, _yarn_factor(scaling, stretch))
+            inverse = yarn_frequencies(theta, turned, stretch, length, fast, slow, scaling.flag("truncate", True))
+            return cls(inverse, _yarn_factor(scaling, stretch), int(stretch * length) if stated else 0)
         return cls(inverse)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,19 +72,49 @@ class Rope:
         """As :meth:`at`, for positions known to lie in ``low .. high-1`` (no value is read from the device)."""
         if self._table.device != positions.device:
             self._table = self._table.to(positions.device)
-        while high > len(self._table):
+        grown = [self._table]
+        for first in range(len(self._table), high, STEP):
             # grown in steps of one size, each computed once: a position's angles never change, not even in the last
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
-            step = torch.arange(len(self._table), len(self._table) + STEP, dtype=self._inverse.dtype)
+            step = torch.arange(first, first + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown = torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self.factor).to(positions.device)
-            self._table = torch.cat([self._table, grown])
+            grown.append(torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self.factor).to(positions.device))
+        if len(grown) > 1:
+            self._table = torch.cat(grown)
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate x [n, heads, d] to positions [n]."""
-        return rotate(x, *self.at(positions))
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+        """Rotate x [n, heads, d] to positions [n]. ``alone``: what x meets stays un-rotated, so that x brings the
+        ``factor`` of both."""
+        cos, sin = self.at(positions)
+        if alone and self.factor != 1.0:
+            cos, sin = cos * self.factor, sin * self.factor
+        return rotate(x, cos, sin)
+
+
+def _scaling(config: ModelConfig, layer_type: str | None) -> ModelConfig:
+    """Where the rope's own keys stand, in whichever spelling; empty where a config has ``rope_theta`` alone."""
+    scaling, older = config.part("rope_parameters"), config.part("rope_scaling")
+    if scaling.values and older.values and any(scaling.values.get(k) != v for k, v in older.values.items()):
+        # which of the two counts is another one's guess: readers differ
+        raise config.error("rope_parameters and rope_scaling say different things", do="remove one of them")
+    if not scaling.values:
+        return older
+    if layer_type is not None:
+        return scaling.part(layer_type)
+    nested = [key for key, value in scaling.values.items() if isinstance(value, dict)]
+    if nested:
+        raise scaling.error(f"has a rope for each of {', '.join(nested)}, which this architecture has not")
+    return scaling
+
+
+def _trained_length(config: ModelConfig, scaling: ModelConfig) -> int:
+    """Positions of the training before a rope was scaled: as transformers finds it, first beside the rope, then in it,
+    then the model's own."""
+    key = "original_max_position_embeddings"
+    places = [place for place in (config, scaling) if place.has(key)]
+    return places[0].whole(key) if places else config.whole("max_position_embeddings")
 
 
 def _powers(theta: float, width: int) -> torch.Tensor:
@@ -93,11 +122,10 @@ def _powers(theta: float, width: int) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
-def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig) -> torch.Tensor:
+def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig, length: int) -> torch.Tensor:
     """Llama 3's scaling: long wavelengths are divided by ``factor``, short ones kept, those between interpolated."""
     factor = scaling.number("factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    length = scaling.whole("original_max_position_embeddings")
     wavelength = 2 * math.pi / inverse
     smooth = (length / wavelength - low) / (high - low)
     between = (1 - smooth) * inverse / factor + smooth * inverse
@@ -106,22 +134,24 @@ def llama3_frequencies(inverse: torch.Tensor, scaling: ModelConfig) -> torch.Ten
 
 
 def yarn_frequencies(
-    inverse: torch.Tensor, theta: float, stretch: float, length: int, fast: float, slow: float, whole: bool = True
+    theta: float, width: int, stretch: float, length: int, fast: float, slow: float, whole: bool = True
 ) -> torch.Tensor:
     """YaRN's interpolation by parts (Peng et al. 2023): pairs that turn more than ``fast`` times within ``length``
     positions are kept, those that turn less than ``slow`` times are divided by ``stretch``; a ramp, linear in the
     index, lies between (its ends rounded outwards if ``whole``)."""
-    pairs = len(inverse)
 
     def turning(times: float) -> float:  # the index, in pairs, of the frequency that turns so often
-        return pairs * math.log(length / (times * 2 * math.pi)) / math.log(theta)
+        return width * math.log(length / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = turning(fast), turning(slow)
     if whole:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, 2 * pairs - 1)
-    ramp = ((torch.arange(pairs, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return inverse / stretch * ramp + inverse * (1 - ramp)
+    low, high = max(low, 0), min(high, width - 1)
+    # far out the last bit of a frequency shows in the angle: the order of these operations is transformers'
+    powers = theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    ramp = (torch.arange(width // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (stretch * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _yarn_factor(scaling: ModelConfig, stretch: float) -> float:

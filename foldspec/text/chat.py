@@ -40,7 +40,8 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path | str) -> ChatTemplate | None:
         """chat_template.jinja, else ``chat_template`` of tokenizer_config.json (text, or the one named "default" of a
-        list); None without either. CheckpointError if a file is malformed."""
+        list), else of chat_template.json, as processors of images have it; None without any. CheckpointError if a file
+        is malformed."""
         path = Path(folder) / "tokenizer_config.json"
         config = read_json(path)
         named = {name: token_text(config, name, str(path)) for name in TOKENS}
@@ -58,6 +59,9 @@ class ChatTemplate:
                 source = {entry["name"]: entry["template"] for entry in source}.get("default")
             except (KeyError, TypeError):
                 raise CheckpointError("chat_template: an entry lacks its name or template", where=str(path)) from None
+        if source is None:
+            path = path.with_name("chat_template.json")
+            source = read_json(path).get("chat_template")
         if source is not None and not isinstance(source, str):
             raise CheckpointError("chat_template must be text or a list of named texts", where=str(path))
         return None if source is None else cls(source, str(path), tokens)

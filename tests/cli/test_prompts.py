@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import PAIR, Result, copied, generate, main, pair_words, refused, with_text
+from cli.command import BOS, MESSAGES, PAIR, TEMPLATE, Result, copied, generate, main, pair_words, refused, with_text
 
 from foldspec.cli_prompts import parse
 from foldspec.errors import UsageError
@@ -53,6 +53,7 @@ def test_each_answer_is_that_of_the_prompt_alone(tmp_path: Path) -> None:
         assert f"{part} " in done.err
 
 
+<<<<<<< HEAD
 def test_lossy_answers_are_announced(tmp_path: Path) -> None:
     file = written(tmp_path, {"prompt_ids": IDS, "max_tokens": 8, "ignore_eos": True})
     lossy = ("--accept", "linear", "--leniency", 1)
@@ -60,6 +61,35 @@ def test_lossy_answers_are_announced(tmp_path: Path) -> None:
     assert done.err.splitlines()[-1].startswith("foldspec: lossy (linear): not the target's")
     (line,) = lines(done)
     assert line["lossless"] is False and line["outside"] > 0 and line["law"].startswith("not the target's")
+=======
+def test_the_switches_of_a_template_hold_for_every_line(tmp_path: Path) -> None:
+    """A system message of a line's own comes before the command line's; ids are what they are."""
+    pair = with_text(copied(tmp_path / "pair"), bos=True, template=TEMPLATE)
+    user, system, think = 400, 401, 402
+    file = written(
+        tmp_path,
+        {"prompt": "w5"},
+        {"messages": [{"role": "user", "content": "w5"}]},
+        {"messages": [{"role": "system", "content": "w7"}, {"role": "user", "content": "w5"}]},
+        {"prompt_ids": [5]},
+    )
+    words = ("--prompts", file, "--max-tokens", 1, "--json", "--system", "w8")
+    for switch, end in (("on", [think]), ("off", [])):
+        found = sorted(lines(generate(*words, "--thinking", switch, pair=pair)), key=lambda line: line["id"])
+        wanted = [[BOS, system, 8, user, 5, *end]] * 2 + [[BOS, system, 0, user, 5, *end], [5]]
+        assert [line["prompt_ids"] for line in found] == wanted
+        assert {(line["settings"]["thinking"], line["settings"]["system"]) for line in found} == {(switch, "w8")}
+        assert [line["settings"]["chat"] for line in found] == [True, True, True, False]
+
+
+def test_a_switch_that_changes_nothing_is_an_error_of_its_lines(tmp_path: Path) -> None:
+    pair = with_text(copied(tmp_path / "pair"), template=MESSAGES)
+    file = written(tmp_path, {"prompt_ids": [5]}, {"messages": [{"role": "user", "content": "w5"}]}, {"prompt": "w5"})
+    done = generate("--prompts", file, "--max-tokens", 1, "--json", "--thinking", "off", pair=pair)
+    errors = {line["id"]: line["error"] for line in lines(done)}
+    assert done.code == 2 and errors[1] is None
+    assert "no thinking switch" in errors[2] and "no thinking switch" in errors[3]
+>>>>>>> 0d63393d56d957d4bad1d269e0f2668d0498213f
 
 
 def test_text_and_messages(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ BOTH: dict[str, tuple[Any, ...]] = {
     "architectures": (None, [], "LlamaForCausalLM", [7], ["GPT2LMHeadModel"]),
     "hidden_act": ("gelu",),
     "quantization_config": ({"quant_method": "fp8"},),
-    "rope_scaling": (5, {"rope_type": "yarn", "factor": 2.0}, {"rope_type": "llama3"}, {"type": 3}),
+    "rope_scaling": (5, {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "llama3"}, {"type": 3}),
     "attention_bias": ("no",),
 }
 TARGET_ONLY: dict[str, tuple[Any, ...]] = {

@@ -16,8 +16,10 @@ import brute
 import pytest
 import tiny
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foldspec.cache.paged import CacheSpec
 from foldspec.cache.rows import Rows
@@ -43,8 +45,10 @@ class PartialRope:
     def __init__(self, inverse: torch.Tensor) -> None:
         self._rope, self._width = Rope(inverse), 2 * len(inverse)
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._rope.rotate(x[..., : self._width], positions), x[..., self._width :]], dim=-1)
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+        return torch.cat(
+            [self._rope.rotate(x[..., : self._width], positions, alone=alone), x[..., self._width :]], dim=-1
+        )
 
 
 class WatchedKernels(Kernels):
@@ -323,6 +327,51 @@ def fold_by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alpha: float
         far_at=lambda r: D + r,
         alpha=alpha,
     )
+
+
+# ------------------------------------------------------------------------------------------------ a rope with a factor
+
+
+@pytest.mark.parametrize("kernel", EXACT)
+@pytest.mark.parametrize("part", [1.0, 0.5], ids=lambda part: f"{part} of the head")
+@pytest.mark.parametrize("n", [W + 1, 3 * W])
+def test_a_drafter_with_yarn_reads_far_keys_as_if_they_were_rotated(
+    n: int, part: float, kernel: str, tmp_path: Path
+) -> None:
+    """YaRN's factor is in cos and sin, so at distance 0 a key would have it too: far keys, which are not rotated, must
+    not lose it. By brute force, q and k are multiplied where they turn."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    yarn |= {"beta_fast": 1.0, "beta_slow": 0.1, "partial_rotary_factor": part}
+    config = tiny.changed(tiny.ZLAB, rope_theta=None, rope_parameters=yarn, head_dim=16, max_position_embeddings=128)
+    network = tiny.load_drafter(tiny.write_drafter(tmp_path, config))
+    oracle = transformers.Qwen3Config(head_dim=16, max_position_embeddings=128, rope_parameters=dict(yarn))
+    inverse, factor = ROPE_INIT_FUNCTIONS["yarn"](oracle, torch.device("cpu"))
+    assert factor > 1.2 and len(inverse) == 8 * part
+
+    q, k, v = draw(n, B, heads=4, kv=2, width=16, seed=n)
+    reading = Reading(
+        kernel,
+        block=B,
+        heads=2,
+        width=16,
+        rope=network.rope,
+        dtype=torch.float32,
+        context="fold",
+        window=W,
+        alpha=2.0,
+    )
+    found = reading.whole(q.float(), k.float(), v.float())
+
+    turned = torch.ones(16, dtype=torch.float64)
+    turned[: 2 * len(inverse)] = factor
+    sets = {"near": lambda r, j: n + r - j < D, "far": lambda r, j: n + r - j >= D, "block": lambda r, m: True}
+    place = {"far_at": lambda r: D + r, "alpha": 2.0}
+    wanted = brute.fold(q * turned, k * turned, v, inverse.double().numpy(), **sets, **place)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.double(), wanted.out, atol=2e-5, rtol=0)
+    lost = k * turned
+    lost[: n - W] = k[: n - W]  # of rows that see far entries, the far keys among others
+    other = brute.fold(q * turned, lost, v, inverse.double().numpy(), **sets, **place)  # type: ignore[arg-type]
+    assert (other.out[-1] - wanted.out[-1]).abs().max() > 1e-3
 
 
 # --------------------------------------------------------------------------------- layers of every kind, and long lives

@@ -171,6 +171,10 @@ def test_every_version_gives_the_numbers_of_the_definition(shape: tuple[int, int
         wanted = by_hand(reads)
         for dtype, layout, kernel in itertools.product(TOLERANCE, LAYOUTS, KERNELS):
             check(run(kernel, [read.to(dtype) for read in reads], layout), wanted, dtype)
+        half = [read.to(torch.bfloat16) for read in reads]
+        rounded = run("eager", half, "pages")  # each of its scores to 8 bits, and each probability
+        torch.testing.assert_close(rounded.out.double(), wanted.out, atol=3e-2, rtol=3e-2)
+        torch.testing.assert_close(rounded.lse.double(), wanted.lse, atol=5e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -314,6 +318,7 @@ def test_keys_wider_than_values() -> None:
 # ------------------------------------------------------------------------------------------------------------- dispatch
 
 FITS = Facts("cpu", torch.float32, 8, 8)
+HALF = Facts("cpu", torch.bfloat16, 8, 8)
 
 
 NAMES = [name for name, _, _ in candidates(Library(None))]
@@ -322,7 +327,7 @@ NAMES = [name for name, _, _ in candidates(Library(None))]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_version_can_be_forced(name: str) -> None:
     kernels = tiny.kernels_of(name)
-    function = kernels.choose("multi_read_attention", FITS)
+    function = kernels.choose("multi_read_attention", HALF if name == "eager" else FITS)
     found = {n: run for n, _, run in candidates(tiny.library())}[name]
     assert function is found or type(function) is type(found)
     (choice,) = kernels.choices
@@ -340,8 +345,17 @@ def test_the_first_that_fits_runs_and_is_chosen_once() -> None:
     assert len(kernels.choices) == 2
 
 
+def test_the_one_that_rounds_more_runs_only_when_it_is_asked_for() -> None:
+    for facts in (FITS, HALF, HALF._replace(value_width=4)):
+        kernels = Kernels()
+        kernels.choose("multi_read_attention", facts)
+        assert kernels.choices[0].name != "eager"
+    with pytest.raises(UsageError, match="eager: is the reference in float32: for half precision alone"):
+        Kernels("eager").choose("multi_read_attention", FITS)
+
+
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, cpu, native, reference"):
+    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, cpu, eager, native, reference"):
         Kernels("fast")
 
 

@@ -1,32 +1,51 @@
-"""Llama's logits equal transformers' within 1e-4 in fp32, however ids are fed and whatever was taken back before."""
+"""Llama, Qwen2 and Qwen3: logits equal transformers' within 1e-4 in fp32, however ids are fed and whatever was taken
+back before; each of many mistakes would show."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 import tiny
 import torch
 import transformers
-from safetensors.torch import load_file
+from oracles import (
+    LENGTH,
+    TOLERANCE,
+    WAYS,
+    Pair,
+    close,
+    distance,
+    feed,
+    meets_golden,
+    meets_half_precision,
+    opened,
+    write,
+)
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from foldspec import Engine, FoldspecError, SamplingParams
+from foldspec import FoldspecError
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
-from foldspec.models.base import ForwardPlan, LanguageModel
+from foldspec.kernels.multi_read_attention import reference as attention
+from foldspec.kernels.rotate_append import reference as rotation
+from foldspec.models.base import ForwardPlan
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import RMSNorm
+from foldspec.models.layers import Projections, RMSNorm, SwiGLU
+from foldspec.models.llama import Llama
 from foldspec.models.rope import Rope
 
-TOLERANCE = 1e-4
-PAGE, LENGTH = 16, 83
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -35,7 +54,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,  # short, so that all three regimes of the scaling are met
     "rope_theta": 500000.0,
 }
-_WIDTHS = {
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "beta_fast": 2.0,  # few pairs: the ramp must begin where some are
+}
+PLAIN = {"rope_type": "default", "rope_theta": 100000.0}
+_WIDTHS: dict[str, Any] = {
     "vocab_size": 160,
     "intermediate_size": 56,
     "num_hidden_layers": 3,
@@ -43,110 +70,43 @@ _WIDTHS = {
     "rms_norm_eps": 1e-5,
     "pad_token_id": None,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama3 rope, no groups": {
-        "hidden_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "rope_parameters": LLAMA3,
-        "tie_word_embeddings": False,
-    },
-    "tied head, groups of 3": {
-        "hidden_size": 48,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-        "tie_word_embeddings": True,
-    },
-    "biases, own head_dim, groups of 4": {
-        "hidden_size": 40,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": False,
-    },
-    "one kv head": {
-        "hidden_size": 56,
-        "num_attention_heads": 7,
-        "num_key_value_heads": 1,
-        "rope_parameters": LLAMA3,
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-    },
+
+
+def widths(hidden: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
+    named = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return {**_WIDTHS, **named, **others}
+
+
+VARIANTS: dict[str, PreTrainedConfig] = {
+    "llama3 rope, no groups": LlamaConfig(**widths(48, 4, 4, rope_parameters=LLAMA3, tie_word_embeddings=False)),
+    "tied head, groups of 3": LlamaConfig(**widths(48, 6, 2, rope_parameters=PLAIN, tie_word_embeddings=True)),
+    "biases, own head_dim, groups of 4": LlamaConfig(
+        **widths(40, 8, 2, head_dim=12, attention_bias=True, mlp_bias=True, rope_parameters=PLAIN),
+        tie_word_embeddings=False,
+    ),
+    "one kv head": LlamaConfig(
+        **widths(56, 7, 1, rope_parameters=LLAMA3, tie_word_embeddings=True, attention_bias=True)
+    ),
+    "yarn": LlamaConfig(**widths(64, 4, 2, rope_parameters=YARN, tie_word_embeddings=False)),
+    "qwen2, odd vocabulary": Qwen2Config(
+        **widths(48, 6, 3, vocab_size=163, rope_parameters=PLAIN, tie_word_embeddings=False)
+    ),
+    "qwen2 tied, one kv head": Qwen2Config(
+        **widths(40, 5, 1, vocab_size=151, rope_parameters=PLAIN, tie_word_embeddings=True, max_window_layers=1)
+    ),
+    "qwen3, odd vocabulary": Qwen3Config(
+        **widths(40, 4, 2, vocab_size=157, head_dim=18, rope_parameters=PLAIN, tie_word_embeddings=False)
+    ),
+    "qwen3 tied, biases, yarn": Qwen3Config(
+        **widths(48, 9, 3, head_dim=32, attention_bias=True, rope_parameters=YARN, tie_word_embeddings=True)
+    ),
 }
-
-
-class Pair:
-    """The same checkpoint in foldspec and in transformers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.model = folder, tiny.load_target(folder)
-        oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.oracle = oracle.eval()
-
-    @functools.cached_property
-    def ids(self) -> list[int]:
-        return tiny.prompt(LENGTH, self.model.vocabulary, seed=5)
-
-    @torch.inference_mode()
-    def wanted(self, ids: Sequence[int]) -> torch.Tensor:
-        """One forward over everything, by transformers."""
-        return self.oracle(torch.tensor([list(ids)])).logits[0]
-
-
-def write(folder: Path, settings: dict[str, Any], **save: Any) -> Path:
-    """A random checkpoint, written by transformers."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_WIDTHS, **settings))
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    weights = tiny.random_tensors(shapes, seed=len(settings))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    model.save_pretrained(folder, **save)
-    return folder
+GOLDENS = ("llama31", "smollm2", "qwen2", "qwen2_tied", "qwen3")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield Pair(write(tmp_path_factory.mktemp("llama"), VARIANTS[request.param]))
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert found.dtype == torch.float32 and found.shape == wanted.shape
-    torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=0)
-
-
-def feed(model: LanguageModel, cache: PagedCache, ids: Sequence[int], sizes: Sequence[int], request: int = 0) -> Any:
-    """Ids in pieces of these sizes (the last one repeats); logits of all rows."""
-    pieces, at, step = [], 0, 0
-    while at < len(ids):
-        size = sizes[min(step, len(sizes) - 1)]
-        pieces.append(tiny.forward(model, cache, [ids[at : at + size]], [request]).logits)
-        at, step = at + size, step + 1
-    return torch.cat(pieces)
-
-
-def opened(model: LanguageModel, *requests: int, page_size: int = PAGE) -> PagedCache:
-    cache = tiny.paged_cache(model, page_size=page_size)
-    for request in requests or (0,):
-        cache.open(request)
-    return cache
-
-
-WAYS = {
-    "prefill": [LENGTH],
-    "chunks of a page": [16],
-    "chunks that straddle pages": [17],
-    "chunks of 7": [7],
-    "decode": [33, 1],
-    "decode from nothing": [1],
-    "blocks of 5": [31, 5],
-    "blocks of 6": [32, 6],
-    "blocks of 8": [15, 8],
-}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -212,21 +172,11 @@ def test_a_fork_goes_on_alone(pair: Pair) -> None:
 
 def test_taps_are_the_raw_outputs_of_layers(pair: Pair) -> None:
     """Also of the last layer, which transformers' own list of hidden states gives after the final norm."""
-    raw: dict[int, torch.Tensor] = {}
-    hooks = [
-        layer.register_forward_hook(
-            lambda _m, _a, out, i=i: raw.__setitem__(i, out[0] if isinstance(out, tuple) else out)
-        )
-        for i, layer in enumerate(pair.oracle.model.layers)
-    ]
-    logits = pair.wanted(pair.ids)
-    for hook in hooks:
-        hook.remove()
     output = tiny.forward(pair.model, opened(pair.model), [pair.ids], [0], taps=(0, 2))
-    close(output.logits, logits)
+    close(output.logits, pair.wanted(pair.ids))
     assert len(output.taps) == 2
     for tap, layer in zip(output.taps, (0, 2), strict=True):
-        close(tap, raw[layer].reshape(LENGTH, -1))
+        close(tap, pair.layers(pair.ids)[layer])
 
 
 def test_only_the_wanted_rows_go_through_the_head(pair: Pair) -> None:
@@ -239,6 +189,11 @@ def test_only_the_wanted_rows_go_through_the_head(pair: Pair) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- configs and checkpoints
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(tiny.changed(json.loads(path.read_text()), **changes)))
 
 
 def respelled(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -262,44 +217,36 @@ def test_old_and_new_spellings_of_the_rope(pair: Pair, tmp_path: Path) -> None:
         close(feed(model, opened(model), pair.ids, [LENGTH]), wanted)
 
 
-def test_a_rope_that_is_missing_or_unknown_is_refused() -> None:
-    config = tiny.changed(tiny.TARGET, rope_theta=None)
-    with pytest.raises(FoldspecError, match="rope_theta is missing"):
-        Rope.from_config(ModelConfig(config, "here"), 8)
-    for scaling in ({"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0}):
-        with pytest.raises(FoldspecError, match=r"here rope_scaling: rope type '\w+' is not supported"):
-            Rope.from_config(ModelConfig({**tiny.TARGET, "rope_scaling": scaling}, "here"), 8)
-    with pytest.raises(FoldspecError, match="low_freq_factor is missing"):
-        scaling = {"rope_type": "llama3", "factor": 8.0}
-        Rope.from_config(ModelConfig({**tiny.TARGET, "rope_scaling": scaling}, "here"), 8)
-
-
-def test_a_sharded_checkpoint(tmp_path: Path) -> None:
-    folder = write(tmp_path, VARIANTS["biases, own head_dim, groups of 4"], max_shard_size="20KB")
+@pytest.mark.parametrize("name", ["biases, own head_dim, groups of 4", "qwen2 tied, one kv head"])
+def test_a_sharded_checkpoint(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, VARIANTS[name], max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 2 and (folder / "model.safetensors.index.json").exists()
     pair = Pair(folder)
     close(feed(pair.model, opened(pair.model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
+
+
+def test_biases_that_no_key_announces(tmp_path: Path) -> None:
+    """The same file under Llama's name, whose config says that there are none; and with one of them gone."""
+    pair = Pair(write(tmp_path, VARIANTS["qwen2, odd vocabulary"]))
+    edit(tmp_path, architectures=["LlamaForCausalLM"], attention_bias=False)
+    model = tiny.load_target(tmp_path)
+    close(feed(model, opened(model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.self_attn.v_proj.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    for architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
+        edit(tmp_path, architectures=[architecture])
+        with pytest.raises(FoldspecError, match=r"1 missing tensors: model\.layers\.1\.self_attn\.v_proj\.bias"):
+            tiny.load_target(tmp_path)
 
 
 def test_a_head_in_the_file_wins_over_a_tied_config(tmp_path: Path) -> None:
     """Some exports declare tied embeddings and ship a head of their own."""
     folder = write(tmp_path / "untied", VARIANTS["llama3 rope, no groups"])
     pair = Pair(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    edit(folder, tie_word_embeddings=True)
     model = tiny.load_target(folder)
     close(feed(model, opened(model), pair.ids, [LENGTH]), pair.wanted(pair.ids))
-
-
-def test_angles_far_out_are_transformers_own() -> None:
-    """At positions of a long context fp32 angles differ by the order of operations: transformers' order counts."""
-    config = transformers.LlamaConfig(**_WIDTHS, **{**VARIANTS["llama3 rope, no groups"], "head_dim": 64})
-    rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
-    rope = Rope.from_config(ModelConfig({"rope_parameters": LLAMA3}, ""), 64)
-    positions = torch.tensor([0, 1, 1023, 1024, 8191, 131071])
-    cos, sin = rotary(torch.zeros(1), positions[None])
-    mine = rope.at(positions)
-    assert torch.equal(mine[0][:, 0], cos[0, :, :32]) and torch.equal(mine[1][:, 0], sin[0, :, :32])
 
 
 def test_the_norm_rounds_as_its_source_does_in_half_precision() -> None:
@@ -315,34 +262,311 @@ def test_the_norm_rounds_as_its_source_does_in_half_precision() -> None:
 # --------------------------------------------------------------------------------------------------------------- golden
 
 
-@pytest.mark.parametrize("name", ["llama31", "smollm2"])
+@pytest.mark.parametrize("name", GOLDENS)
 def test_golden_checkpoints(name: str) -> None:
     """What transformers 5.24 computed when the golden files were made: logits, layer outputs, rollback, greedy ids."""
+    meets_golden(tiny.GOLDEN / "tiny" / name)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama31", "smollm2", "qwen2_tied"))]
+)
+def test_drafts_change_no_token(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny.GOLDEN / "tiny" / name
-    golden = load_file(folder / "golden.safetensors")
-    ids = golden["input_ids"][0].tolist()
-    model = tiny.load_target(folder)
-    context = {"llama31": 64, "smollm2": 42}[name]
+    scripted.follows_a_script(folder, monkeypatch)
+    scripted.speculates_like_plain(folder, scripted.drafter_for(folder, tmp_path))
 
-    whole = tiny.forward(model, opened(model), [ids], [0], taps=range(model.layer_count))
-    close(whole.logits, golden["logits"][0])
-    for i, tap in enumerate(whole.taps):
-        close(tap, golden[f"hidden.layer.{i:02d}"][0])
-    for sizes in ([24], [context, 1], [context, 5]):
-        close(feed(model, opened(model), ids, sizes), golden["logits"][0])
 
-    draft, other = golden["rollback.draft_ids"][0].tolist(), golden["rollback.cont_ids"][0].tolist()
-    for kept in (0, 2, 5, 6):
-        cache = opened(model)
-        feed(model, cache, ids[:context], [context])
-        close(tiny.forward(model, cache, [draft], [0]).logits, golden["rollback.verify.logits"][0])
-        cache.truncate(0, context + kept)
-        close(tiny.forward(model, cache, [other], [0]).logits, golden[f"rollback.k{kept}.logits"][0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_half_precision_rounds_as_the_source_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meets_half_precision(write(tmp_path, VARIANTS[name], dtype=torch.bfloat16), monkeypatch)
 
-    wanted = golden["greedy.ids"][0].tolist()
-    with Engine.load(target=str(folder), drafter="none") as engine:
-        done = engine.generate(ids[:context], SamplingParams(max_tokens=len(wanted), ignore_eos=True))
-    assert list(done.token_ids) == wanted
+
+@pytest.mark.parametrize("name", ["llama31", "qwen3"])
+def test_in_half_precision_a_fused_attention_rounds_otherwise(name: str) -> None:
+    """Scores that are kept in fp32 move bf16 logits by a few ulp: ours no more than transformers' own fused one."""
+    folder, half = tiny.GOLDEN / "tiny" / name, torch.bfloat16
+    eager = Pair(folder, half)
+    ids = tiny.prompt(200, 512, seed=6)
+    wanted = eager.wanted(ids).float()
+    auto = transformers.AutoModelForCausalLM
+    fused = auto.from_pretrained(folder, dtype=half, attn_implementation="sdpa").eval()
+    with torch.inference_mode():
+        theirs = (fused(torch.tensor([ids])).logits[0].float() - wanted).abs().amax(-1).median()
+    model = tiny.load_target(folder, dtype=half)
+    ours = (feed(model, opened(model, dtype=half), ids, [200]) - wanted).abs().amax(-1).median()
+    assert 0 < ours < 1.3 * theirs
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+Patch = pytest.MonkeyPatch
+Mistake = Callable[[Patch, Llama], None]
+
+
+def rope_of(scaling: dict[str, Any], **changes: Any) -> Mistake:
+    def apply(_: Patch, model: Llama) -> None:
+        values = {"rope_parameters": tiny.changed(scaling, **changes), "max_position_embeddings": 512}
+        model.rope = Rope.from_config(ModelConfig(values, ""), model.geometry.head_dim)
+
+    return apply
+
+
+def rope_factor(of: Callable[[float], float]) -> Mistake:
+    def apply(_: Patch, model: Llama) -> None:
+        model.rope = Rope(model.rope._inverse, of(model.rope.factor))
+
+    return apply
+
+
+def interleaved(patch: Patch, _: Llama) -> None:
+    def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+    patch.setattr(rotation, "rotate", rotate)
+
+
+def backwards(patch: Patch, _: Llama) -> None:
+    true = rotation.rotate
+    patch.setattr(rotation, "rotate", lambda x, cos, sin: true(x, cos, -sin))
+
+
+def values_turn_too(patch: Patch, _: Llama) -> None:
+    true = Kernels.rotate_append
+
+    def turned(self: Kernels, q: Any, k: Any, v: Any, cos_sin: Any, into: Any) -> torch.Tensor:
+        return true(self, q, k, rotation.rotate(v, *cos_sin), cos_sin, into)
+
+    patch.setattr(Kernels, "rotate_append", turned)
+
+
+def read(change: Callable[[Any], dict[str, Any]]) -> Mistake:
+    """Every read of attention with other bounds or another scale."""
+
+    def apply(patch: Patch, _: Llama) -> None:
+        true = Kernels.multi_read_attention
+        patch.setattr(
+            Kernels,
+            "multi_read_attention",
+            lambda self, batch: true(self, [[replace(r, **change(r)) for r in reads] for reads in batch]),
+        )
+
+    return apply
+
+
+def entries(r: Any) -> int:
+    return sum(count for _, count in r.keys.runs)
+
+
+def tiled(patch: Patch, _: Llama) -> None:
+    def gather(e: Any, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        dense = tiny.dense(e).transpose(0, 1).to(dtype)
+        return dense.repeat(heads // len(dense), 1, 1)
+
+    patch.setattr(attention, "gather", gather)
+
+
+def width_per_head(patch: Patch, model: Llama) -> None:
+    """The scale from hidden_size / heads where head_dim is another."""
+    read(lambda _: {"scale": (model.geometry.width / model.geometry.heads) ** -0.5})(patch, model)
+
+
+def normed(change: Callable[[Projections, Any, Any, Any], tuple[Any, Any, Any]]) -> Mistake:
+    """q, k and v [n, heads, d] as projected, and what becomes of them in the place of the head norms."""
+
+    def apply(patch: Patch, _: Llama) -> None:
+        def inputs(self: Projections, x: torch.Tensor) -> tuple[Any, Any, Any]:
+            q, k, v = (self._heads(y) for y in self.stack(x))
+            return change(self, q, k, v)
+
+        patch.setattr(Projections, "inputs", inputs)
+
+    return apply
+
+
+def whole_row(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """The mean square of all heads together."""
+    mean = x.pow(2).mean((-1, -2), keepdim=True)
+    return x * torch.rsqrt(mean + norm.eps) * norm.weight
+
+
+def norm_after_rotation(patch: Patch, model: Llama) -> None:
+    normed(lambda _, q, k, v: (q, k, v))(patch, model)
+    true, parts = Kernels.rotate_append, itertools.cycle([layer.self_attn for layer in model.model.layers])
+
+    def late(self: Kernels, q: Any, k: Any, v: Any, cos_sin: Any, into: Any) -> torch.Tensor:
+        part, slots = next(parts), list(into.slots)
+        q = true(self, q, k, v, cos_sin, into)
+        into.keys[slots] = part.k_norm(into.keys[slots])
+        return part.q_norm(q)
+
+    patch.setattr(Kernels, "rotate_append", late)
+
+
+def offset_norms(patch: Patch, _: Llama) -> None:
+    patch.setattr(RMSNorm, "scale", lambda self: self.weight + 1)
+
+
+def without(*names: str) -> Mistake:
+    """Parameters that end so are zero."""
+
+    def apply(_: Patch, model: Llama) -> None:
+        found = [p for name, p in model.named_parameters() if name.endswith(names)]
+        assert found
+        for parameter in found:
+            parameter.zero_()
+
+    return apply
+
+
+def passes(*names: str) -> Mistake:
+    """Modules that end so give back what they are given."""
+
+    def apply(patch: Patch, model: Llama) -> None:
+        found = [part for name, part in model.named_modules() if name.endswith(names)]
+        assert found
+        for part in found:
+            patch.setattr(part, "forward", lambda x: x)
+
+    return apply
+
+
+def other_activation(patch: Patch, _: Llama) -> None:
+    patch.setattr(Kernels, "silu_mul", lambda self, gate, up: torch.nn.functional.gelu(gate) * up)
+
+
+def gate_and_up(patch: Patch, _: Llama) -> None:
+    true = Kernels.silu_mul
+    patch.setattr(Kernels, "silu_mul", lambda self, gate, up: true(self, up, gate))
+
+
+def residual_is_normed(patch: Patch, _: Llama) -> None:
+    true = SwiGLU.forward
+    patch.setattr(SwiGLU, "forward", lambda self, x, plus: true(self, x, x))
+
+
+def positions_begin_anew(patch: Patch, _: Llama) -> None:
+    def positions(self: Rows, device: Any) -> torch.Tensor:
+        return torch.cat([torch.arange(count) for count in self.counts])
+
+    patch.setattr(Rows, "positions", positions)
+
+
+def kept(extra: int) -> Mistake:
+    """A truncate that keeps other than what it is told."""
+
+    def apply(patch: Patch, _: Llama) -> None:
+        true = PagedCache.truncate
+        patch.setattr(PagedCache, "truncate", lambda self, request, n: true(self, request, n + extra))
+
+    return apply
+
+
+def tied(_: Patch, model: Llama) -> None:
+    model.lm_head = None
+
+
+def taps_before(patch: Patch, model: Llama) -> None:
+    true = model.forward
+
+    def forward(ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> Any:
+        return true(ids, replace(plan, taps=tuple(max(i - 1, 0) for i in plan.taps)), cache)
+
+    patch.setattr(model, "forward", forward)
+
+
+def taps_normed(patch: Patch, model: Llama) -> None:
+    """What transformers' list of hidden states has in its last place."""
+    true = model.forward
+
+    def forward(ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> Any:
+        output = true(ids, plan, cache)
+        *taps, last = output.taps
+        return replace(output, taps=(*taps, model.model.norm(last)))
+
+    patch.setattr(model, "forward", forward)
+
+
+def scaled_embedding(patch: Patch, model: Llama) -> None:
+    true = model.embed
+    patch.setattr(model, "embed", lambda ids: true(ids) * model.width**0.5)
+
+
+BIASED, QWEN2, QWEN3 = "biases, own head_dim, groups of 4", "qwen2, odd vocabulary", "qwen3, odd vocabulary"
+LLAMA, YARNED, SMOL = "llama3 rope, no groups", "yarn", "tied head, groups of 3"
+MISTAKES: dict[str, tuple[str, Mistake]] = {
+    "neighbours are pairs": (LLAMA, interleaved),
+    "keys ahead of queries": (LLAMA, backwards),
+    "values turn too": (LLAMA, values_turn_too),
+    "theta of another model": (SMOL, rope_of(PLAIN, rope_theta=10000.0)),
+    "llama3 without scaling": (LLAMA, rope_of(LLAMA3, rope_type="default")),
+    "llama3 as proportional": (LLAMA, rope_of(LLAMA3, rope_type="proportional")),
+    "llama3 with high and low frequency factors of 1 and 8": (LLAMA, rope_of(LLAMA3, high_freq_factor=8.0)),
+    "yarn without scaling": (YARNED, rope_of(YARN, rope_type="default")),
+    "yarn for another length": (YARNED, rope_of(YARN, original_max_position_embeddings=128)),
+    "yarn with a ramp of defaults": (YARNED, rope_of(YARN, beta_fast=None)),
+    "yarn with ends that are not rounded": (YARNED, rope_of(YARN, truncate=False)),
+    "yarn without its factor": (YARNED, rope_factor(lambda _: 1.0)),
+    "yarn's factor twice": (YARNED, rope_factor(lambda factor: factor**2)),
+    "positions begin anew": (LLAMA, positions_begin_anew),
+    "rows see the next": (LLAMA, read(lambda r: {"last": tuple(min(n + 1, entries(r)) for n in r.last)})),
+    "rows do not see themselves": (LLAMA, read(lambda r: {"last": tuple(max(n - 1, 1) for n in r.last)})),
+    "the first entry is not seen": (LLAMA, read(lambda r: {"first": tuple(min(1, n - 1) for n in r.last)})),
+    "kv heads tiled": (SMOL, tiled),
+    "scale from the width": (QWEN3, width_per_head),
+    "no scale": (LLAMA, read(lambda _: {"scale": 1.0})),
+    "no head norm": (QWEN3, normed(lambda _, q, k, v: (q, k, v))),
+    "head norm of q alone": (QWEN3, normed(lambda a, q, k, v: (a.q_norm(q), k, v))),
+    "head norms exchanged": (QWEN3, normed(lambda a, q, k, v: (a.k_norm(q), a.q_norm(k), v))),
+    "head norm of v": (QWEN3, normed(lambda a, q, k, v: (a.q_norm(q), a.k_norm(k), a.k_norm(v)))),
+    "head norms over all heads": (
+        QWEN3,
+        normed(lambda a, q, k, v: (whole_row(a.q_norm, q), whole_row(a.k_norm, k), v)),
+    ),
+    "head norms after the rotation": (QWEN3, norm_after_rotation),
+    "norms hold w - 1": (LLAMA, offset_norms),
+    "no bias of q": (QWEN2, without("q_proj.bias")),
+    "no bias of k": (QWEN2, without("k_proj.bias")),
+    "no bias of v": (QWEN2, without("v_proj.bias")),
+    "no bias of o": (BIASED, without("o_proj.bias")),
+    "no bias of the MLP": (BIASED, without("up_proj.bias")),
+    "no norm before the MLP": (LLAMA, passes("post_attention_layernorm")),
+    "no norm at the end": (LLAMA, passes("model.norm")),
+    "gelu": (LLAMA, other_activation),
+    "gate and up exchanged": (LLAMA, gate_and_up),
+    "the residual is normed": (LLAMA, residual_is_normed),
+    "embedding scaled": (LLAMA, scaled_embedding),
+    "tied head": (QWEN3, tied),
+    "taps before layers": (LLAMA, taps_before),
+    "last tap after the norm": (LLAMA, taps_normed),
+    "one draft too many is kept": (LLAMA, kept(1)),
+    "one too few": (LLAMA, kept(-1)),
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Each variant, once it is asked for; and foldspec is right about it."""
+
+    @functools.cache
+    def make(name: str) -> Pair:
+        pair = Pair(write(tmp_path_factory.mktemp("llama"), VARIANTS[name]))
+        assert distance(tiny.load_target(pair.folder, kernels="reference"), pair) < TOLERANCE
+        return pair
+
+    return make
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_show(name: str, pairs: Callable[[str], Pair], monkeypatch: Patch) -> None:
+    """Each alone, in a model that is right without it."""
+    variant, mistake = MISTAKES[name]
+    pair = pairs(variant)
+    model = tiny.load_target(pair.folder, kernels="reference")
+    assert isinstance(model, Llama)
+    mistake(monkeypatch, model)
+    assert distance(model, pair) > 30 * TOLERANCE
 
 
 # --------------------------------------------------------------------------------------------------------- real weights

@@ -217,8 +217,8 @@ def positions_shifted(by: int) -> Callable[[Patch, Path], None]:
         def __init__(self, rope: Rotation) -> None:
             self._rope = rope
 
-        def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return self._rope.rotate(x, (positions + by).clamp(min=0))
+        def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+            return self._rope.rotate(x, (positions + by).clamp(min=0), alone=alone)
 
     def apply(patch: Patch, _: Path) -> None:
         absorb = ContextReader.absorb

@@ -1,4 +1,4 @@
-"""Traces of two tiny trained pairs, made in float64 by code that shares nothing with foldspec, met round by round."""
+"""Traces of tiny trained pairs, made in float64 by code that shares nothing with foldspec, met round by round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tiny
 from foldspec import Completion, Engine, SamplingParams, cli
 
 METHODS = ("full", "window", "fold")
-NAMES = ("a_llama_zlab", "g_llama_oracle")
+NAMES = ("a_llama_zlab", "b_qwen3_zlab_mixed", "g_llama_oracle")
 CASES = [
     (pair, file, name)
     for pair in NAMES
@@ -53,8 +53,9 @@ def check(case: Mapping[str, Any], output: Sequence[int], traced: Rounds) -> Non
 
 
 def test_no_case_was_lost() -> None:
-    assert len(CASES) == 60 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7, 7]
-    assert {name for _, _, name in CASES} == {"full", "full_stop", "window", "fold_a1", "fold_a2", "fold_a4"}
+    assert len(CASES) == 97 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7, 7, 7]
+    names = {"full", "full_stop", "window", "fold_a1", "fold_a2", "fold_a2_farD", "fold_a4"}
+    assert {name for _, _, name in CASES} == names
 
 
 @pytest.mark.parametrize("place", range(7))

@@ -109,7 +109,33 @@ LOOPS = """\
 
 """
 
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "qwen3": QWEN3, "loops": LOOPS}
+QWEN3_5 = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<think>\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+GEMMA4 = """\
+{{ bos_token }}
+{%- for message in messages %}
+    {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+    {{- message.content | trim + '<turn|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|turn>model\\n' }}
+    {%- if not enable_thinking | default(false) %}
+        {{- '<|channel>thought\\n<channel|>' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "qwen3": QWEN3, "qwen3.5": QWEN3_5, "gemma4": GEMMA4, "loops": LOOPS}
 USER = [{"role": "user", "content": '  What\'s <b> & "that" in 日本語 👩‍👧?\n'}]
 CHATS: dict[str, list[dict[str, Any]]] = {
     "user": USER,
@@ -141,15 +167,36 @@ def test_as_transformers(name: str, chat: str, opened: bool, switches: dict[str,
     assert template.render(CHATS[chat], add_generation_prompt=opened, **switches) == expected
 
 
+ASKED = [{"role": "user", "content": "hi"}]
+CHATML_ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+GEMMA_ASKED = "<s><|turn>user\nhi<turn|>\n<|turn>model\n"
+THINKING = {  # what prompts end in, with thinking on and off
+    "qwen3": (CHATML_ASKED, CHATML_ASKED + "<think>\n\n</think>\n\n"),
+    "qwen3.5": (CHATML_ASKED + "<think>\n", CHATML_ASKED + "<think>\n\n</think>\n\n"),
+    "gemma4": (GEMMA_ASKED, GEMMA_ASKED + "<|channel>thought\n<channel|>"),
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_the_thinking_switch_as_models_have_it(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name], tokens=TOKENS)
+    assert tuple(template.render(ASKED, enable_thinking=on) for on in (True, False)) == THINKING[name]
+
+
 def write(path: Path, **config: Any) -> Path:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
+    named_otherwise = [{"name": "tool_use", "template": "x"}]
     assert ChatTemplate.load(tmp_path) is None
     assert ChatTemplate.load(write(tmp_path)) is None
-    assert ChatTemplate.load(write(tmp_path, chat_template=[{"name": "tool_use", "template": "x"}])) is None
+    assert ChatTemplate.load(write(tmp_path, chat_template=named_otherwise)) is None
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ bos_token }}of a processor"}')
+    for config in ({}, {"chat_template": named_otherwise}):
+        template = ChatTemplate.load(write(tmp_path, bos_token="<s>", **config))
+        assert template is not None and template.render(USER) == "<s>of a processor"
     token = {"content": "<s>", "lstrip": False}
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ bos_token }}listed"}]
     for value, text in (("{{ bos_token }}plain", "<s>plain"), (named, "<s>listed")):
@@ -158,6 +205,13 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}é of its own file\n", encoding="utf-8")
     template = ChatTemplate.load(tmp_path)
     assert template is not None and template.render(USER) == "<s>é of its own file"
+
+
+def test_a_processors_file_that_is_malformed(tmp_path: Path) -> None:
+    for text in ("{", '{"chat_template": 5}', "[]"):
+        (tmp_path / "chat_template.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"chat_template\.json"):
+            ChatTemplate.load(tmp_path)
 
 
 def test_no_template_names_the_way_out() -> None:

@@ -11,8 +11,9 @@ import tiny
 from foldspec.errors import CheckpointError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ARCHITECTURES, model_class
-from foldspec.models.config import ModelConfig
+from foldspec.models.config import UNSUPPORTED, ModelConfig
 from foldspec.models.layers import Geometry
+from foldspec.models.llama import Llama
 
 
 def config(**values: Any) -> ModelConfig:
@@ -91,6 +92,57 @@ def test_keys_that_change_the_maths_are_refused_unless_they_change_nothing() -> 
         config(scale=2.0).refuse(scale=1.0)
 
 
+# ------------------------------------------------------------------------------------------------------------- wrappers
+
+
+def test_a_wrapper_holds_the_settings_of_its_language_model() -> None:
+    wrapper = config(text_config={"vocab_size": 3, "eos_token_id": 2}, vocab_size=9, hidden_size=7)
+    assert wrapper.text().whole("vocab_size") == 3 and not wrapper.text().has("hidden_size")
+    with pytest.raises(CheckpointError, match=r"config\.json text_config: hidden_size is missing"):
+        wrapper.text().whole("hidden_size")
+    plain = config(vocab_size=9)
+    assert plain.text() is plain
+
+
+@pytest.mark.parametrize(("top", "inner"), [(None, None), (True, None), (None, True), (True, False), (False, False)])
+def test_a_head_is_tied_if_the_wrapper_or_its_text_says_so(top: bool | None, inner: bool | None) -> None:
+    wrapper = config(tie_word_embeddings=top, text_config={"tie_word_embeddings": inner})
+    assert wrapper.text().flag("tie_word_embeddings") is (True in (top, inner))
+
+
+CHANGES = {
+    "quantization_config": {"quant_method": "fp8"},
+    "use_sliding_window": True,
+    "num_kv_shared_layers": 18,
+    "hidden_size_per_layer_input": 256,
+    "use_double_wide_mlp": True,
+    "enable_moe_block": True,
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_what_changes_the_maths_of_any_model_is_refused_by_name(key: str) -> None:
+    assert set(CHANGES) == set(UNSUPPORTED)
+    for where, values in (("", {key: CHANGES[key]}), (" text_config", {"text_config": {key: CHANGES[key]}})):
+        with pytest.raises(CheckpointError, match=rf"config\.json{where}: {key} = .* is not supported"):
+            config(**values).text()
+    for harmless in (None, UNSUPPORTED[key]):
+        assert config(**{key: harmless}).text().values == {key: harmless}
+
+
+def test_names_in_checkpoints_that_differ_from_those_of_parameters() -> None:
+    class Wrapped(Llama):
+        renamed = {"model.language_model.": "model."}  # noqa: RUF012
+        ignored = ("model.visual.", "mtp.")
+
+    assert Wrapped.parameter_name("model.language_model.layers.0.norm.weight") == "model.layers.0.norm.weight"
+    for same in ("model.layers.0.norm.weight", "lm_head.weight", "model.visually.weight", "xmtp.fc.weight"):
+        assert Wrapped.parameter_name(same) == same
+    for nothing in ("model.visual.blocks.0.weight", "mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"):
+        assert Wrapped.parameter_name(nothing) is None
+    assert Llama.parameter_name("mtp.fc.weight") == "mtp.fc.weight"
+
+
 # -------------------------------------------------------------------------------------------------------------- targets
 
 
@@ -129,13 +181,51 @@ def test_nothing_that_a_target_needs_is_guessed(key: str) -> None:
         ({"pretraining_tp": 2}, "pretraining_tp = 2 is not supported"),
         ({"architectures": ["MambaForCausalLM"]}, "unknown target architecture 'MambaForCausalLM'; known: Llama"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_theta": None}, "rope_theta is missing"),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "rope type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic"}}, "rope type 'dynamic' is not supported"),
         ({"vocab_size": "128"}, "vocab_size must be int"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "use_sliding_window = True is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types other than full_attention"),
+        ({"rope_interleaved": True}, "rope_interleaved = True is not supported"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor = 0.5 is not supported"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "config.json rope_scaling: partial_rotary_factor = 0.5"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window = True"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "config.json: head_dim is missing"),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": 8, "num_kv_shared_layers": 1}, "num_kv_shared_layers = 1"),
     ],
 )
 def test_what_a_target_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         target(**changes)
+
+
+def test_keys_that_change_nothing_here() -> None:
+    harmless = {"sliding_window": 32, "max_window_layers": 1, "use_sliding_window": False, "rope_interleaved": False}
+    assert target(**harmless, layer_types=["full_attention"] * 4, num_kv_shared_layers=0).layer_count == 4
+
+
+def test_a_stretched_rope_stretches_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert target(rope_scaling=yarn).max_positions == 8192  # as Qwen3's card has it, beside 4096 that stays
+    assert target(rope_scaling={**yarn, "factor": 1.5}).max_positions == 4096
+    assert target(rope_scaling={"rope_type": "yarn", "factor": 4.0}).max_positions == 4096
+
+
+BIASES = {  # a tensor of the file, and the parameters that there are then
+    "": [],
+    "self_attn.k_proj.bias": ["k_proj", "q_proj", "v_proj"],
+    "self_attn.o_proj.bias": ["o_proj"],
+    "mlp.up_proj.bias": ["down_proj", "gate_proj", "up_proj"],
+}
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("tensor", BIASES)
+def test_biases_are_there_if_the_file_has_them(architecture: str, tensor: str) -> None:
+    """All of a kind: where one of q, k and v has a bias and another has not, that one is missing."""
+    c = ModelConfig(tiny.changed(tiny.TARGET, architectures=[architecture], head_dim=8), "config.json")
+    model = model_class(c).from_config(c, (f"model.layers.3.{tensor}",), Kernels())
+    found = {name.split(".")[-2] for name in model.state_dict() if name.endswith(".bias")}
+    assert sorted(found) == BIASES[tensor]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

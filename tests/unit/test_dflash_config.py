@@ -234,7 +234,7 @@ def test_the_same_fields_with_values_that_change_nothing(name: str) -> None:
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of 3 kv heads"),
         ({"head_dim": 13}, "head_dim 13 is odd"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
         ({"attention_bias": "no"}, "attention_bias must be bool"),
     ],
 )

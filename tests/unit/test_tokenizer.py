@@ -148,6 +148,26 @@ def test_stop_ids(tmp_path: Path, generation: Any, config: dict[str, Any], expec
     assert stop_ids(tmp_path, config) == stop_ids(tmp_path, config, tok) == tuple(sorted({*expected, 2}))
 
 
+# eos_token_id of generation_config.json, of config.json and of its text_config; the tokenizer's eos; all of them
+DECLARED: dict[str, tuple[Any, Any, Any, str, tuple[int, ...]]] = {
+    "Llama 3.1: three ids, the base model's among them": ([5, 6, 7], [5, 6, 7], None, "<end>", (2, 5, 6, 7)),
+    "Qwen2.5: the end of a text only beside the tokenizer's": ([2, 9], 9, None, "<end>", (2, 9)),
+    "Qwen3.5: the end of a turn from the tokenizer alone": (None, None, 9, "<end>", (2, 9)),
+    "Gemma 4: the whole list in generation_config.json alone": ([1, 6, 5], [1, 6], 1, "</s>", (1, 5, 6)),
+    "Gemma 4 without it": (None, [1, 6], 1, "</s>", (1, 6)),
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_any_one_place_alone_would_miss_a_stop_id(tmp_path: Path, name: str) -> None:
+    generation, top, text, eos, expected = DECLARED[name]
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    inner = {"vocab_size": 10, "eos_token_id": text}
+    config = {"eos_token_id": top, **({"vocab_size": 10} if text is None else {"text_config": inner})}
+    assert stop_ids(tmp_path, config, load(tmp_path, eos_token=eos)) == expected
+
+
 @pytest.mark.parametrize("value", [10, -1, [1, 10], "2", True, [None], 1.0, {"a": 1}])
 def test_stop_ids_that_are_none(tmp_path: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"/config\.json: .*(EOS id (10|-1)|eos_token_id must be)"):
