@@ -223,6 +223,8 @@ class MethodOptions:
     ``at_zero``        ``linear`` at temperature 0: ``onehot`` (its own) or ``mixture_argmax``
     ``epsilon``, ``factor``  of ``typical``: 0.09 and 0.3
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
+    ``confidence_stop``  in [0, 1]: a block ends before the first draft whose chance to stand is lower by the drafter's
+                       own estimate (DSpark's confidence head); 0 takes all
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
@@ -243,6 +245,7 @@ class MethodOptions:
     factor: float | None = None
     draft_tokens: int | None = None
     drafter: str | None = None
+    confidence_stop: float = 0.0
     draft_temperature: float = 0.0
     draft_top_k: int = 0
     draft_top_p: float = 1.0
@@ -261,6 +264,7 @@ class MethodOptions:
             _one_of("coverage", self.coverage, COVERAGES)
         _one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
         self._check_rule()
+        _real("confidence_stop", self.confidence_stop, 0, 1)
         _real("draft_temperature", self.draft_temperature, 0, math.inf)
         _whole("draft_top_k", self.draft_top_k, 0)
         _real("draft_top_p", self.draft_top_p, 0, 1, above=True)

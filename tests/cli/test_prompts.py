@@ -53,7 +53,6 @@ def test_each_answer_is_that_of_the_prompt_alone(tmp_path: Path) -> None:
         assert f"{part} " in done.err
 
 
-<<<<<<< HEAD
 def test_lossy_answers_are_announced(tmp_path: Path) -> None:
     file = written(tmp_path, {"prompt_ids": IDS, "max_tokens": 8, "ignore_eos": True})
     lossy = ("--accept", "linear", "--leniency", 1)
@@ -61,7 +60,8 @@ def test_lossy_answers_are_announced(tmp_path: Path) -> None:
     assert done.err.splitlines()[-1].startswith("foldspec: lossy (linear): not the target's")
     (line,) = lines(done)
     assert line["lossless"] is False and line["outside"] > 0 and line["law"].startswith("not the target's")
-=======
+
+
 def test_the_switches_of_a_template_hold_for_every_line(tmp_path: Path) -> None:
     """A system message of a line's own comes before the command line's; ids are what they are."""
     pair = with_text(copied(tmp_path / "pair"), bos=True, template=TEMPLATE)
@@ -89,7 +89,6 @@ def test_a_switch_that_changes_nothing_is_an_error_of_its_lines(tmp_path: Path) 
     errors = {line["id"]: line["error"] for line in lines(done)}
     assert done.code == 2 and errors[1] is None
     assert "no thinking switch" in errors[2] and "no thinking switch" in errors[3]
->>>>>>> 0d63393d56d957d4bad1d269e0f2668d0498213f
 
 
 def test_text_and_messages(tmp_path: Path) -> None:
