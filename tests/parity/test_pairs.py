@@ -100,7 +100,7 @@ def test_the_confidence_of_every_draft_is_the_recorded_one(file: str, monkeypatc
         engine.using(**options(case)).generate(golden["prompts"][case["prompt"]], params)
     wanted = [each for r in case["rounds"][: case["n_comparable_rounds"]] for each in r["confidence_logits"]]
     assert len(wanted) >= 5 and found[: len(wanted)] == pytest.approx(wanted, abs=1e-4)
-    assert any(r["verified_drafts"] < len(r["drafted"]) for r in case["rounds"])
+    assert any(r.get("verified_drafts", 99) < len(r["drafted"]) for r in case["rounds"])
 
 
 @pytest.mark.parametrize("file", ["len0025", "len0200"])
