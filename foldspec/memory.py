@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from foldspec.context import make_method
+from foldspec.drafters import MODEL_FREE, make_model_free
 from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Checkpoint, FoundPair, held_dtype
@@ -109,7 +110,9 @@ def make_plan(
     rows = options.max_batch * (block + 1)
     weights = _weights(found.model, found.target, dtype, device, options, kernels)
     workspace = _workspace(found.model, max(min(chunk, longest), rows), rows, dtype)
-    longest_pass, requests = max(min(chunk, longest), block + 1), options.max_batch + 1
+    # whichever drafter runs later: those without weights may propose more than the pair's own
+    drafts = max(block, *(make_model_free(name).max_drafts for name in MODEL_FREE))
+    longest_pass, requests = max(min(chunk, longest), drafts + 1), options.max_batch + 1
     per_draft_entry, rings = 0, requests * spec.bytes_per_request(longest_pass, longest + block)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)

@@ -20,7 +20,7 @@ from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, NoDrafter
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import linear, multi_read_attention, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gate_mul, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.memory import MemoryPlan, make_plan
@@ -264,7 +264,7 @@ def choose_operators(
         kernels.choose("multi_read_attention", multi_read_attention.Facts(device.type, dtype, *pair))
     packed = linear.Facts(device.type, dtype, held, packed=True)
     kernels.choose("linear", packed._replace(packed=kernels.compiles("linear", packed)))
-    kernels.choose("silu_mul", silu_mul.Facts(device.type, dtype))
+    kernels.choose("gate_mul", gate_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
 
@@ -308,9 +308,7 @@ def pick_dtype(name: str, device: torch.device, found: FoundPair) -> torch.dtype
     """``auto`` is float32 on a CPU, where bf16 arithmetic makes verification slower than the tokens it saves, and the
     checkpoint's own dtype on a GPU. Raises :class:`CheckpointError` if that is no float that foldspec runs in."""
     if name == "auto":
-        declared = found.target.config.values
-        own = str(declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
-        name = "float32" if device.type == "cpu" else own
+        name = "float32" if device.type == "cpu" else found.target.config.dtype
         if name not in ("float32", "bfloat16", "float16"):
             raise found.target.config.error(f"dtype {name!r} is not supported", do="choose one with --dtype")
     dtype: torch.dtype = getattr(torch, name)

@@ -66,10 +66,10 @@ class NullModel(LanguageModel):
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         return TargetSpec.uniform(SPEC)
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         raise NotImplementedError
 
-    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         raise NotImplementedError
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -75,14 +76,22 @@ class Pair:
         return logits, [raw[i].reshape(len(ids), -1) for i in range(len(layers))]
 
 
-def write(folder: Path, config: transformers.PreTrainedConfig, dtype: torch.dtype = torch.float32, **save: Any) -> Path:
-    """A random checkpoint, written by transformers."""
+def write(
+    folder: Path,
+    config: transformers.PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    factors: Mapping[str, float] = MappingProxyType({}),
+    **save: Any,
+) -> Path:
+    """A random checkpoint, written by transformers; ``factors`` multiply weights with such a part in their names."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    weights = tiny.random_tensors(shapes, seed=config.hidden_size)
+    buffers = [(name, b) for name, b in model.named_buffers() if name in model.state_dict()]  # Gemma's layer scalars
+    tensors = {**dict(model.named_parameters()), **dict(buffers)}
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    weights = tiny.random_tensors(shapes, seed=config.get_text_config().hidden_size)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+        for name, tensor in tensors.items():
+            tensor.copy_(weights[name] * math.prod(f for part, f in factors.items() if part in name))
     model.save_pretrained(folder, **save)
     return folder
 

@@ -63,10 +63,10 @@ class TableModel(LanguageModel):
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         raise NotImplementedError
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         raise NotImplementedError
 
-    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         raise NotImplementedError
 
     @property

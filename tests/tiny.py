@@ -92,6 +92,8 @@ def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, 
             tensors[name] = 0.3 * x
         elif "norm" in name:
             tensors[name] = 1 + 0.2 * x
+        elif name.endswith("layer_scalar"):
+            tensors[name] = 0.9 + 0.2 * x.clamp(-1.5, 1.5)
         elif "embed_tokens" in name:
             tensors[name] = 0.5 * x
         else:
@@ -163,10 +165,23 @@ def load_pair(name: str) -> Engine:
 
 
 def paged_cache(
-    model: LanguageModel, *, pages: int = 64, page_size: int = 16, dtype: Any = torch.float32
+    model: LanguageModel,
+    *,
+    pages: int = 64,
+    page_size: int = 16,
+    dtype: Any = torch.float32,
+    requests: int = 8,
+    longest_pass: int = 512,
 ) -> PagedCache:
-    """A target's cache whose slots hold NaN until they are written."""
-    cache = PagedCache(model.cache_spec(dtype), pages=pages, page_size=page_size, device="cpu")
+    """A target's cache whose slots hold NaN until they are written. Rings are the least that serve such requests."""
+    cache = PagedCache(
+        model.cache_spec(dtype),
+        pages=pages,
+        page_size=page_size,
+        device="cpu",
+        requests=requests,
+        longest_pass=longest_pass,
+    )
     poison(cache)
     return cache
 

@@ -50,6 +50,7 @@ class DFlashConfig:
     ``first_row``    the first row whose prediction is used: 1 (z-lab) or 0 (DeepSpec)
     ``draft_ids``    size of a restricted draft vocabulary, or None for the target's whole vocabulary
     ``heads``        DSpark's, if there are any
+    ``embedding_scale`` and ``softcap`` come in place of the target's own, where the file has them (z-lab)
     """
 
     geometry: Geometry
@@ -66,6 +67,8 @@ class DFlashConfig:
     own_head: bool
     draft_ids: int | None
     heads: HeadsConfig
+    embedding_scale: float | None
+    softcap: float | None
     where: str
 
     @property
@@ -91,14 +94,9 @@ class DFlashConfig:
         else:
             raise config.error(f"unknown drafter architecture {name!r}", do="known: DFlashDraftModel, Qwen3DSparkModel")
         config.refuse(hidden_act="silu", quantization_config=None)
-        nested.refuse(
-            use_swa=False,
-            swa_window_size=None,
-            attention_sink_bias=False,
-            input_embedding_scale=1.0,
-            output_multiplier=1.0,
-            final_logit_softcapping=None,
-        )
+        nested.refuse(use_swa=False, swa_window_size=None, attention_sink_bias=False, output_multiplier=1.0)
+        if first_row == 0 or {"embed_tokens.weight", "lm_head.weight"} & set(tensors):  # not of a table of its own
+            nested.refuse(input_embedding_scale=1.0, final_logit_softcapping=None)
         config.refuse(final_logit_softcapping=None, sample_from_anchor=None)
         if config.has("draft_vocab_size") and "d2t" not in tensors:
             raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
@@ -121,6 +119,8 @@ class DFlashConfig:
             own_head="lm_head.weight" in tensors,
             draft_ids=config.whole("draft_vocab_size") if "d2t" in tensors else None,
             heads=heads,
+            embedding_scale=nested.number("input_embedding_scale") if nested.has("input_embedding_scale") else None,
+            softcap=nested.number("final_logit_softcapping") if nested.has("final_logit_softcapping") else None,
             where=config.where,
         )
 
@@ -235,13 +235,13 @@ class DFlash(Drafter):
         config = network.config
         self._config = config
         self.taps, self.max_drafts = config.taps, config.max_drafts
-        self._embed = network.embed if config.own_embedding else target.embed
+        self._embed = network.embed if config.own_embedding else partial(target.embed, scale=config.embedding_scale)
         self._target_ids = network.target_ids
-        self._logits: Callable[[torch.Tensor], torch.Tensor] = target.head
+        self._logits: Callable[[torch.Tensor], torch.Tensor] = partial(target.head, softcap=config.softcap)
         if config.own_head:
             self._logits = network.lm_head
         elif self._target_ids is not None:
-            self._logits = partial(target.head, matrix=target.head_matrix.part(self._target_ids))
+            self._logits = partial(self._logits, matrix=target.head_matrix.part(self._target_ids))
         head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
         tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
         own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))

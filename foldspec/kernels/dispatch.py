@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import linear, rms_norm, rotate_append, silu_mul
+from foldspec.kernels import gate_mul, linear, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
@@ -21,7 +21,7 @@ OPERATORS: dict[str, Callable[[Library], Any]] = {
     "linear": linear.candidates,
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
-    "silu_mul": silu_mul.candidates,
+    "gate_mul": gate_mul.candidates,
 }
 
 
@@ -102,8 +102,15 @@ class Kernels:
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of two [n, width]."""
-        run: silu_mul.SiluMul = self.choose("silu_mul", silu_mul.Facts(gate.device.type, gate.dtype))
-        return run(gate, up)
+        return self._gate_mul(gate, up, "silu")
+
+    def gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """``gelu(gate) * up``, gelu in its tanh form."""
+        return self._gate_mul(gate, up, "gelu_tanh")
+
+    def _gate_mul(self, gate: torch.Tensor, up: torch.Tensor, f: gate_mul.Gate) -> torch.Tensor:
+        run: gate_mul.GateMul = self.choose("gate_mul", gate_mul.Facts(gate.device.type, gate.dtype))
+        return run(gate, up, f)
 
     def choose(self, operator: str, facts: Any) -> Any:
         """The implementation of an operator for these facts of it, picked once and then noted in ``choices``."""

@@ -21,6 +21,10 @@ __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
 # architecture -> "module:class"; imported when it is asked for
 ARCHITECTURES = {
+    "Gemma4ForCausalLM": "foldspec.models.gemma4:Gemma4",
+    "Gemma4ForConditionalGeneration": "foldspec.models.gemma4:Gemma4",
+    "Gemma4UnifiedForCausalLM": "foldspec.models.gemma4:Gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "foldspec.models.gemma4:Gemma4",
     "LlamaForCausalLM": "foldspec.models.llama:Llama",
     "Qwen2ForCausalLM": "foldspec.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "foldspec.models.qwen3:Qwen3",
@@ -75,13 +79,15 @@ class LanguageModel(nn.Module, ABC):
         """The pools that this model's keys and values need."""
 
     @abstractmethod
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [n] -> embedding rows [n, width]."""
+    def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """ids [n] -> embedding rows [n, width]; ``scale`` multiplies them in place of the model's own, if it has one
+        (rounded to their dtype)."""
 
     @abstractmethod
-    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         """Normed rows [n, width] -> logits [n, vocabulary] in fp32 or better. ``matrix``, a part of
-        :attr:`head_matrix`, restricts the vocabulary to its rows."""
+        :attr:`head_matrix`, restricts the vocabulary to its rows. ``softcap`` bounds logits in place of the model's
+        own bound, if it has one: ``softcap * tanh(logits / softcap)``."""
 
     @property
     @abstractmethod

@@ -107,6 +107,16 @@ class ModelConfig:
         return tuple(value)
 
     @property
+    def dtype(self) -> str:
+        """Of the weights, as either spelling gives it, here or in a wrapper's ``text_config``; bfloat16 where neither
+        does."""
+        for place in (self, self.part("text_config")):
+            for key in ("dtype", "torch_dtype"):
+                if place.has(key):
+                    return str(place.get(key, str))
+        return "bfloat16"
+
+    @property
     def architecture(self) -> str:
         """The first entry of ``architectures``."""
         value = self.get("architectures", list)

@@ -20,6 +20,7 @@ from foldspec.models.config import ModelConfig
 
 __all__ = [
     "Embedding",
+    "GeGLU",
     "Geometry",
     "Linear",
     "Matrix",
@@ -183,7 +184,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """``down(silu(gate x) * up x)``, added to ``plus``."""
+    """``down(silu(gate x) * up x)``, added to ``plus``, if that is given."""
 
     def __init__(self, width: int, inner: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__()
@@ -193,8 +194,18 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(inner, width, kernels, bias=bias)
         self.stack = Stack(self.gate_proj, self.up_proj)
 
-    def forward(self, x: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self._kernels.silu_mul(*self.stack(x)), plus)
+    def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+        return self.down_proj(self._gated(*self.stack(x)), plus)
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_mul(gate, up)
+
+
+class GeGLU(SwiGLU):
+    """``down(gelu(gate x) * up x)``, added to ``plus``; gelu in its tanh form."""
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.gelu_mul(gate, up)
 
 
 @dataclass(frozen=True)
@@ -266,7 +277,7 @@ class Projections(nn.Module):
         k, v = self.stack(x, 1)
         return self.k_norm(self._heads(k)), self._heads(v)
 
-    def output(self, o: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+    def output(self, o: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         """[n, heads, d] -> [n, width], added to ``plus``."""
         return self.o_proj(o.flatten(1), plus)
 
@@ -289,6 +300,6 @@ def causal_attention(
         base = begins[0]
         keys, values = cache.entries(layer, request, base)
         first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)
-        batch.append([ReadArgs(q[packed], keys, values, first, last, scale)])
+        batch.append([ReadArgs(q[packed], keys, values, first, last, scale, origin=base)])
     outputs = kernels.multi_read_attention(batch)
     return outputs[0].out if len(outputs) == 1 else torch.cat([o.out for o in outputs])

@@ -5,7 +5,7 @@ x <- x + Wo attention(rms(x));   x <- x + down(silu(gate h) * up h), h = rms(x);
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +20,7 @@ from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Matrix, Projections, RMSNorm, SwiGLU, causal_attention
 from foldspec.models.rope import Rope
 
-__all__ = ["Extras", "Llama"]
+__all__ = ["Backbone", "Extras", "Llama", "rotation"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class Block(nn.Module):
 
 
 class Backbone(nn.Module):
-    def __init__(self, g: Geometry, vocabulary: int, kernels: Kernels, extras: Extras) -> None:
+    def __init__(
+        self, g: Geometry, vocabulary: int, blocks: Iterable[nn.Module], kernels: Kernels, *, wide: bool = False
+    ) -> None:
         super().__init__()
         self.embed_tokens = Embedding(vocabulary, g.width, kernels)
-        self.layers = nn.ModuleList(Block(g, kernels, extras) for _ in range(g.layers))
-        self.norm = RMSNorm(g.width, g.eps, kernels)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(g.width, g.eps, kernels, wide=wide)
 
 
 class Llama(LanguageModel):
@@ -67,7 +69,8 @@ class Llama(LanguageModel):
         self.geometry, self.rope, self.kernels = geometry, rope, kernels
         self.vocabulary, self.width, self.layer_count = vocabulary, geometry.width, geometry.layers
         self.max_positions = max_positions
-        self.model = Backbone(geometry, vocabulary, kernels, extras)
+        blocks = (Block(geometry, kernels, extras) for _ in range(geometry.layers))
+        self.model = Backbone(geometry, vocabulary, blocks, kernels)
         self.lm_head = None if tied else Linear(geometry.width, vocabulary, kernels)
 
     @classmethod
@@ -111,21 +114,24 @@ class Llama(LanguageModel):
     def head_matrix(self) -> Matrix:
         return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         # the table may be held narrower than the rows are computed in; the norms never are
-        return self.model.embed_tokens(ids).to(self.model.norm.weight.dtype)
+        rows = self.model.embed_tokens(ids).to(self.model.norm.weight.dtype)
+        return rows if scale is None else rows * torch.tensor(scale, dtype=rows.dtype)
 
-    def head(self, x: torch.Tensor, matrix: Matrix | None = None) -> torch.Tensor:
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
         logits = (matrix or self.head_matrix).product(x)
+        if softcap is not None:  # in half precision, too, where the source does
+            logits = logits.div_(softcap).tanh_().mul_(softcap)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
         rows = plan.rows
         cache.begin(rows)
-        cos_sin = self._rotation(rows, ids.device)
+        rotations = self._rotations(rows, ids.device)
         x = self.embed(ids)
         taps = {}
-        for i, block in enumerate(cast(list[Block], list(self.model.layers))):
+        for i, (block, cos_sin) in enumerate(zip(self.model.layers, rotations, strict=True)):
             x = self._block(block, i, x, rows, cos_sin, cache)
             if i in plan.taps:
                 taps[i] = x
@@ -134,22 +140,29 @@ class Llama(LanguageModel):
         logits = self.head(self.model.norm(x)) if len(x) else x.new_empty(0, self.vocabulary)
         return ForwardOutput(logits, tuple(taps[i] for i in plan.taps))
 
-    def _rotation(self, rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        end = max(start + count for start, count in zip(rows.starts, rows.counts, strict=True))
-        return self.rope.between(0, end, rows.positions(device))
+    def _rotations(self, rows: Rows, device: torch.device) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        """cos and sin of the rows, for each layer."""
+        return [rotation(self.rope, rows, device)] * self.layer_count
 
     def _block(
         self,
-        block: Block,
+        block: nn.Module,
         index: int,
         x: torch.Tensor,
         rows: Rows,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         cache: PagedCache,
     ) -> torch.Tensor:
+        block = cast(Block, block)
         attention = block.self_attn
         q, k, v = attention.inputs(block.input_layernorm(x))
         q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
         o = causal_attention(q, cache, index, rows, self.kernels, self.geometry.head_dim**-0.5)
         x = attention.output(o, x)
         return block.mlp(block.post_attention_layernorm(x), x)
+
+
+def rotation(rope: Rope, rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of packed rows."""
+    end = max(start + count for start, count in zip(rows.starts, rows.counts, strict=True))
+    return rope.between(0, end, rows.positions(device))

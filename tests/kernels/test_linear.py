@@ -4,10 +4,12 @@ the same whatever the other rows and the threads."""
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import native
 import pytest
 import torch
+import torch.nn.functional as F
 from native import INSTRUCTIONS, ROWS, guarded, kernels, margins
 
 from foldspec.kernels.dispatch import Kernels
@@ -154,25 +156,29 @@ def test_what_does_not_fit_runs_on_torch_and_says_why() -> None:
     assert without.choices[-1].refused == (("native", "not compiled: no folder to build in was named"),)
 
 
-# ------------------------------------------------------------------------------------------------------------ silu_mul
+# ------------------------------------------------------------------------------------------------------------ gate_mul
+
+GATES = {"silu_mul": F.silu, "gelu_mul": partial(F.gelu, approximate="tanh")}
 
 
+@pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_the_gate_is_right_at_every_size(instructions: str) -> None:
-    run = kernels(instructions)
+def test_the_gate_is_right_at_every_size(instructions: str, name: str) -> None:
+    run = getattr(kernels(instructions), name)
     for count in (1, 3, 7, 8, 15, 16, 17, 100, 1531):
         x, up, _ = drawn(2, 1, count, torch.float32)
         gate = 8 * x[:1]
-        y = run.silu_mul(gate, up)
-        wanted = gate.double() * torch.sigmoid(gate.double()) * up.double()
+        y = run(gate, up)
+        wanted = GATES[name](gate.double()) * up.double()
         torch.testing.assert_close(y.double(), wanted, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_the_gate_of_extremes(instructions: str) -> None:
-    run = kernels(instructions)
+def test_the_gate_of_extremes(instructions: str, name: str) -> None:
+    run = getattr(kernels(instructions), name)
     gate = torch.tensor([[-1e30, -200.0, -88.5, -0.0, 0.0, 88.5, 200.0, 1e30, torch.inf, torch.nan]])
-    y, gate = run.silu_mul(gate, torch.ones(1, 10))[0], gate[0]
+    y, gate = run(gate, torch.ones(1, 10))[0], gate[0]
     assert y[:5].abs().max() < 1e-6 and torch.equal(y[5:9], gate[5:9]) and bool(y[9].isnan())
 
 
@@ -180,11 +186,11 @@ def test_the_gate_of_extremes(instructions: str) -> None:
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_the_gate_of_a_row_has_the_same_bits_among_others(instructions: str, width: int) -> None:
     """As torch's does not, where widths leave a remainder."""
-    run = kernels(instructions)
     draw = torch.Generator().manual_seed(width)
     gate, up = (3 * torch.randn(33, width, generator=draw) for _ in range(2))
-    alone = torch.cat([run.silu_mul(gate[i : i + 1], up[i : i + 1]) for i in range(33)])
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        for rows in ROWS:
-            assert torch.equal(run.silu_mul(gate[:rows], up[:rows]), alone[:rows])
+    for run in (getattr(kernels(instructions), name) for name in GATES):
+        alone = torch.cat([run(gate[i : i + 1], up[i : i + 1]) for i in range(33)])
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for rows in ROWS:
+                assert torch.equal(run(gate[:rows], up[:rows]), alone[:rows])

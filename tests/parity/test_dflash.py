@@ -7,11 +7,13 @@ causality, biases, own embeddings and heads, restricted vocabularies, and each o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import brute
+import gemma
 import numpy as np
 import pytest
 import tiny
@@ -31,11 +33,23 @@ LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, D, D + 1, 3 * WINDOW, 37)
 MIXED = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 4}
 WIDE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 21}
 OWN = ("embed_tokens.weight", "lm_head.weight")
+
+
+def with_drafter(**changes: float) -> dict[str, Any]:
+    """z-lab's config with more in its own part."""
+    return {**tiny.ZLAB, "dflash_config": {**tiny.ZLAB["dflash_config"], **changes}}
+
+
 NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "z-lab": (tiny.ZLAB, ()),
     "z-lab, sliding, biases": ({**tiny.ZLAB, **MIXED, "attention_bias": True}, ()),
     "z-lab, wide sliding, causal": ({**tiny.ZLAB, **WIDE, "is_causal": True}, ()),
     "z-lab, sliding, not causal": ({**tiny.ZLAB, **MIXED, "is_causal": False}, ()),
+    "z-lab on Gemma": (tiny.ZLAB, ()),
+    "z-lab on Gemma, scale and softcap, restricted": (
+        {**with_drafter(input_embedding_scale=3.0, final_logit_softcapping=2.0), "draft_vocab_size": 40},
+        ("d2t",),
+    ),
     "DeepSpec": (tiny.DEEPSPEC, OWN),
     "DeepSpec, target's embedding and head": (tiny.DEEPSPEC, ()),
     "DeepSpec, target's head, sliding": ({**tiny.DEEPSPEC, **MIXED}, OWN[:1]),
@@ -51,6 +65,9 @@ class Naive:
 
     def __init__(self, config: dict[str, Any], file: Path, target: Path) -> None:
         self.c, self.own = config, {**config, **config.get("dflash_config", {})}
+        gemma4 = json.loads((target.parent / "config.json").read_text())["architectures"] == ["Gemma4ForCausalLM"]
+        self.scale = self.own.get("input_embedding_scale", 32**0.5 if gemma4 else 1.0)
+        self.cap = self.own.get("final_logit_softcapping", gemma.TARGET["final_logit_softcapping"] if gemma4 else None)
         self.w = {name: t.double() if t.is_floating_point() else t for name, t in load_file(file).items()}
         weights = {name: t.double() for name, t in load_file(target).items()}
         self.embedding = self.w.get("embed_tokens.weight", weights["model.embed_tokens.weight"])
@@ -80,7 +97,7 @@ class Naive:
     def logits(self, taps: torch.Tensor, anchor: int, context: str, options: dict[str, str]) -> torch.Tensor:
         """taps [n, taps * width] of the context; the logits of every block row."""
         c = self.norm(self.linear(taps.double(), "fc"), "hidden_norm.weight")
-        x = self.embedding[[anchor] + [self.own["mask_token_id"]] * (BLOCK - 1)]
+        x = self.scale * self.embedding[[anchor] + [self.own["mask_token_id"]] * (BLOCK - 1)]
         for i in range(self.c["num_hidden_layers"]):
             h = self.norm(x, f"layers.{i}.input_layernorm.weight")
             k, v = (torch.cat([self.heads(c, i, kind), self.heads(h, i, kind)]) for kind in "kv")
@@ -90,14 +107,16 @@ class Naive:
             h = self.norm(x, f"layers.{i}.post_attention_layernorm.weight")
             gate, up = (self.linear(h, f"layers.{i}.mlp.{name}_proj") for name in ("gate", "up"))
             x = x + self.linear(gate * torch.sigmoid(gate) * up, f"layers.{i}.mlp.down_proj")
-        return self.norm(x, "norm.weight") @ self.head.T
+        logits = self.norm(x, "norm.weight") @ self.head.T
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class Pair:
     def __init__(self, name: str, folder: Path) -> None:
         self.config, extra = NETWORKS[name]
         tied = "biases" in name  # one of the targets ties its head
-        target = tiny.write_target(folder / "target", {**tiny.TARGET, "tie_word_embeddings": tied})
+        config = gemma.TARGET if "Gemma" in name else {**tiny.TARGET, "tie_word_embeddings": tied}
+        target = tiny.write_target(folder / "target", config)
         drafter = tiny.write_drafter(folder / "drafter", self.config, extra=extra)
         self.model, self.network = tiny.load_target(target), tiny.load_drafter(drafter)
         self.naive = Naive(self.config, drafter / "model.safetensors", target / "model.safetensors")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import gemma
 import pytest
 import tiny
 import torch
@@ -67,6 +68,29 @@ def test_rows_of_a_tiny_llama(instructions: str, held: torch.dtype, tmp_path: Pa
         for rows in ROWS:
             torch.set_num_threads(1 + rows % 3)
             output = tiny.forward(model, cache, [ids[:rows]], [0], taps)
+            cache.truncate(0, n)
+            for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
+                assert torch.equal(found, expected[:rows]), (n, rows)
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_rows_of_a_tiny_gemma(instructions: str, held: torch.dtype, tmp_path: Path) -> None:
+    """Two head sizes, a window that begins anew for every row, a gate and a softcap over widths that no vector
+    divides."""
+    odd = {"hidden_size": 36, "intermediate_size": 53, "vocab_size": 131, "head_dim": 10}
+    small = loaded(gemma.write_target(tmp_path / "4", **odd), instructions, held)
+    large = loaded(gemma.write_target(tmp_path / "70", **odd, sliding_window=70), instructions, held)
+    for model, n in ((small, 1), (small, 4), (small, 67), (large, 60), (large, 1016)):
+        cache = tiny.paged_cache(model, pages=66, longest_pass=1016)
+        cache.open(0)
+        tiny.forward(model, cache, [tiny.prompt(n, 131)], [0])
+        ids = tiny.prompt(max(ROWS), 131, seed=1)
+        torch.set_num_threads(1)
+        wanted = one_by_one(model, cache, ids, (0, 1, 2))
+        for rows in ROWS:
+            torch.set_num_threads(1 + rows % 3)
+            output = tiny.forward(model, cache, [ids[:rows]], [0], (0, 1, 2))
             cache.truncate(0, n)
             for found, expected in zip((output.logits, *output.taps), wanted, strict=True):
                 assert torch.equal(found, expected[:rows]), (n, rows)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import tiny
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache import paged
+from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
+from foldspec.cache.pages import Rings, Run
 from foldspec.cache.rows import Rows
 from foldspec.cache.side import DraftCache, Layout
 from foldspec.errors import ResourceError
 
 SPEC = CacheSpec(layers=2, kv_heads=2, key_width=3, value_width=2, dtype=torch.float32)
 PAGES, SIZE, BLOCK = 12, 4, 3
+WINDOW, LONGEST = 4, 6  # of a ring: entries that a row reads, and rows of a forward at most
 
 
 def rows_of(count: int, width: int, seed: int) -> torch.Tensor:
@@ -38,6 +48,10 @@ class PagedLives(RuleBasedStateMachine):
     def length(self, request: int) -> int:
         return len(self.kept[request][0][0])
 
+    def readable(self, layer: int, request: int) -> int:
+        """The first entry that must still be there."""
+        return 0
+
     @precondition(lambda self: len(self.kept) < 4)
     @rule()
     def open(self) -> None:
@@ -50,7 +64,7 @@ class PagedLives(RuleBasedStateMachine):
     @rule(data=st.data())
     def forward(self, data: st.DataObject) -> None:
         requests = data.draw(st.lists(st.sampled_from(sorted(self.kept)), unique=True, min_size=1, max_size=3))
-        counts = [data.draw(st.integers(1, 6)) for _ in requests]
+        counts = [data.draw(st.integers(1, LONGEST)) for _ in requests]
         held = {r: -(-self.length(r) // SIZE) for r in self.kept}
         needed = sum(-(-(self.length(r) + c) // SIZE) - held[r] for r, c in zip(requests, counts, strict=True))
         if needed > self.cache.tables.allocator.free_pages:
@@ -94,14 +108,17 @@ class PagedLives(RuleBasedStateMachine):
     def every_request_reads_back(self) -> None:
         for request, (keys, values) in self.kept.items():
             for layer in range(SPEC.layers):
-                found = self.cache.entries(layer, request)
-                assert torch.equal(tiny.dense(found[0]), keys[layer])
-                assert torch.equal(tiny.dense(found[1]), values[layer])
+                first = self.readable(layer, request)
+                found = self.cache.entries(layer, request, first)
+                assert torch.equal(tiny.dense(found[0]), keys[layer][first:])
+                assert torch.equal(tiny.dense(found[1]), values[layer][first:])
+        self.cache.check()
 
     def teardown(self) -> None:
         for request in self.kept:
             self.cache.close(request)
             self.cache.close(request)  # once more is nothing
+        self.cache.check()
         assert self.cache.tables.allocator.free_pages == PAGES
 
 
@@ -295,3 +312,77 @@ def test_bytes_an_entry() -> None:
     """Golden: a side cache of 5 layers of 8 x 128 in bf16 takes 2.5 GiB at 131,072 entries."""
     spec = CacheSpec(layers=5, kv_heads=8, key_width=128, value_width=128, dtype=torch.bfloat16)
     assert spec.bytes_per_entry * 131072 == 2.5 * 2**30
+
+
+# ---------------------------------------------------------------------------------------------------------------- rings
+
+
+class RingLives(PagedLives):
+    """The same lives where the second layer keeps a ring of a window and the longest forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        full = CacheSpec(1, SPEC.kv_heads, SPEC.key_width, SPEC.value_width, SPEC.dtype)
+        ring = CacheSpec(1, SPEC.kv_heads, SPEC.key_width, SPEC.value_width, SPEC.dtype, window=WINDOW)
+        spec = TargetSpec((full, ring), (0, 1))
+        self.cache = PagedCache(spec, pages=PAGES, page_size=SIZE, device="cpu", requests=4, longest_pass=LONGEST)
+        tiny.poison(self.cache)
+
+    def readable(self, layer: int, request: int) -> int:
+        """What a row reads that comes in the place of the last forward's first."""
+        return 0 if layer == 0 else max(0, self.floor[request] - (WINDOW - 1))
+
+
+TestRingLives = RingLives.TestCase
+TestRingLives.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+def short(patch: pytest.MonkeyPatch) -> None:
+    """A ring that is one entry too small."""
+    capacity = paged.ring_capacity
+    patch.setattr(paged, "ring_capacity", lambda *arguments: capacity(*arguments) - 1)
+
+
+def unasserted(patch: pytest.MonkeyPatch) -> None:
+    """And nobody says so."""
+    short(patch)
+
+    def runs(self: Rings, request: int, first: int, last: int) -> tuple[Run, ...]:
+        base = self._ring[request] * self.capacity
+        return tuple((base + entry % self.capacity, 1) for entry in range(first, last))
+
+    patch.setattr(Rings, "runs", runs)
+
+
+def one_ring(patch: pytest.MonkeyPatch) -> None:
+    """Every request has the first ring."""
+    patch.setattr(Rings, "open", lambda self, request: self._ring.__setitem__(request, 0))
+    patch.setattr(Rings, "close", lambda self, request: None)
+    patch.setattr(Rings, "check", lambda self: None)
+
+
+# the first failure is enough
+UNSHRUNK = settings(max_examples=60, stateful_step_count=25, phases=[Phase.generate], report_multiple_bugs=False)
+MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "one entry short": short,
+    "one entry short, unsaid": unasserted,
+    "one ring for all": one_ring,
+    "a fork without the ring": lambda patch: patch.setattr(paged, "_pairs", lambda old, new: []),
+    "a ring that is lost": lambda patch: patch.setattr(
+        Rings, "close", lambda self, request: self._ring.pop(request, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_with_rings_is_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MISTAKES[mistake](monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        run_state_machine_as_test(RingLives, settings=UNSHRUNK)
+
+
+def test_a_ring_is_never_longer_than_a_request() -> None:
+    ring = CacheSpec(1, 2, 8, 8, torch.float32, window=1024)
+    for longest, pages, wanted in ((16, 100, 16), (2000, 100, 1024 - 1 + 9), (None, 3, 48)):
+        cache = PagedCache(ring, pages=pages, page_size=16, device="cpu", requests=2, longest_pass=9, longest=longest)
+        assert [data.shape[1] for data in cache.tensors] == [2 * wanted] * 2

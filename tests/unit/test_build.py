@@ -63,7 +63,7 @@ def test_the_real_sources_are_found_and_built_and_kept() -> None:
         "multi_read_attention.cpp",
         "rms_norm.cpp",
         "rotate_append.cpp",
-        "silu_mul.cpp",
+        "gate_mul.cpp",
     }
     library = tiny.library()
     assert library.reason is None and library.notice is None

@@ -110,6 +110,20 @@ def test_a_head_is_tied_if_the_wrapper_or_its_text_says_so(top: bool | None, inn
     assert wrapper.text().flag("tie_word_embeddings") is (True in (top, inner))
 
 
+def test_the_dtype_in_either_spelling_and_place() -> None:
+    for values in (
+        {"dtype": "float16"},
+        {"torch_dtype": "float16"},
+        {"dtype": None, "torch_dtype": "float16"},
+        {"text_config": {"dtype": "float16"}},
+        {"dtype": "float16", "text_config": {"dtype": "float32"}},
+    ):
+        assert config(**values).dtype == "float16"
+    assert config(text_config={}).dtype == config().dtype == "bfloat16"
+    with pytest.raises(CheckpointError, match="dtype must be str, not 16"):
+        _ = config(dtype=16).dtype
+
+
 CHANGES = {
     "quantization_config": {"quant_method": "fp8"},
     "use_sliding_window": True,

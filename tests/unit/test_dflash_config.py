@@ -205,13 +205,26 @@ def test_a_zlab_file_without_its_part() -> None:
         ({"attention_sink_bias": True}, "attention_sink_bias = True is not supported"),
         ({"use_swa": True}, "use_swa = True is not supported"),
         ({"swa_window_size": 512}, "swa_window_size = 512 is not supported"),
-        ({"input_embedding_scale": 8.0}, "input_embedding_scale = 8.0 is not supported"),
+        ({"input_embedding_scale": "8"}, "input_embedding_scale"),
+        ({"input_embedding_scale": 0.0}, "input_embedding_scale"),
         ({"output_multiplier": 0.5}, "output_multiplier = 0.5 is not supported"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
+        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping"),
     ],
 )
 def test_drafter_fields_that_are_wrong_or_change_the_maths(name: str, changes: dict[str, Any], message: str) -> None:
     refuses(with_drafter(FORMATS[name], **changes), message)
+
+
+def test_a_scale_and_a_softcap_in_place_of_the_targets_own() -> None:
+    """Of z-lab's format, whose embedding and head are the target's; those of the file itself are as they are."""
+    both = {"input_embedding_scale": 62.0, "final_logit_softcapping": 30.0}
+    found = read(with_drafter(tiny.ZLAB, **both))
+    assert (found.embedding_scale, found.softcap) == (62.0, 30.0)
+    assert (read(tiny.ZLAB).embedding_scale, read(tiny.ZLAB).softcap) == (None, None)
+    for key, value in both.items():
+        refuses(with_drafter(tiny.DEEPSPEC, **{key: value}), f"{key} = {value} is not supported")
+        for own in ("embed_tokens.weight", "lm_head.weight"):
+            refuses(with_drafter(tiny.ZLAB, **{key: value}), f"{key} = {value} is not supported", tensors=(own,))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -39,6 +39,9 @@ class ReadArgs:
     ``keys`` and ``values`` hold (equal lengths, not always the same runs); what lies outside all rows' ranges may hold
     anything. ``scale`` is the whole factor of the logits, 1/sqrt(d) included; the read weighs
     ``(sum exp(scale * q . k)) ** exponent``. A row may see nothing: it then weighs nothing.
+
+    ``origin`` is the position of the first entry in the whole context. It changes no result, but where sums are cut: of
+    a row that reads a window, they are the same whatever rows come before it.
     """
 
     q: torch.Tensor
@@ -48,6 +51,7 @@ class ReadArgs:
     last: tuple[int, ...]
     scale: float
     exponent: float = 1.0
+    origin: int = 0
 
 
 class Output(NamedTuple):

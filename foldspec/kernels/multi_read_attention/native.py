@@ -80,17 +80,24 @@ class NativeAttention:
 
 
 def _pack(read: ReadArgs, kept: list[object]) -> _Read:
-    q, first, last = read.q.contiguous(), longs(read.first), longs(read.last)
+    # sums go in blocks of columns, counted from the origin: a run that nobody sees stands for what comes before
+    before = read.origin
+    q, first, last = read.q.contiguous(), _longs(read.first, before), _longs(read.last, before)
     kept += (q, first, last)
-    keys, values = _entries(read.keys, kept), _entries(read.values, kept)
+    keys, values = _entries(read.keys, before, kept), _entries(read.values, before, kept)
     return _Read(q.data_ptr(), keys, values, ctypes.addressof(first), ctypes.addressof(last), read.scale, read.exponent)
 
 
-def _entries(entries: Entries, kept: list[object]) -> _Entries:
-    data, runs = entries.data, _pairs(entries.runs)
+def _longs(bounds: tuple[int, ...], before: int) -> ctypes.Array[ctypes.c_int64]:
+    return longs(bounds if not before else tuple(bound + before for bound in bounds))
+
+
+def _entries(entries: Entries, before: int, kept: list[object]) -> _Entries:
+    data, runs = entries.data, entries.runs if not before else ((0, before), *entries.runs)
     assert data.dtype == torch.float32 and data.stride(2) == 1
-    kept.append(runs)
-    return _Entries(data.data_ptr(), data.stride(0), data.stride(1), ctypes.addressof(runs), len(entries.runs))
+    pairs = _pairs(runs)
+    kept.append(pairs)
+    return _Entries(data.data_ptr(), data.stride(0), data.stride(1), ctypes.addressof(pairs), len(runs))
 
 
 @lru_cache(maxsize=64)
