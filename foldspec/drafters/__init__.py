@@ -17,6 +17,7 @@ __all__ = ["ARCHITECTURES", "MODEL_FREE", "make_model_free", "make_network"]
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
+    "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
 }
 
 # architecture -> the name under which it is known and not supported

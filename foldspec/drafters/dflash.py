@@ -50,7 +50,8 @@ class DFlashConfig:
     ``first_row``    the first row whose prediction is used: 1 (z-lab) or 0 (DeepSpec)
     ``draft_ids``    size of a restricted draft vocabulary, or None for the target's whole vocabulary
     ``heads``        DSpark's, if there are any
-    ``embedding_scale`` and ``softcap`` come in place of the target's own, where the file has them (z-lab)
+    ``embedding_scale`` and ``softcap`` come in place of the target's own, where the file has them (z-lab);
+                     ``softcap`` also bounds the logits of a head of its own
     """
 
     geometry: Geometry
@@ -93,20 +94,36 @@ class DFlashConfig:
             heads = HeadsConfig.from_config(config, tensors)
         else:
             raise config.error(f"unknown drafter architecture {name!r}", do="known: DFlashDraftModel, Qwen3DSparkModel")
-        config.refuse(hidden_act="silu", quantization_config=None)
+        config.refuse(hidden_act="silu")
         nested.refuse(use_swa=False, swa_window_size=None, attention_sink_bias=False, output_multiplier=1.0)
         if first_row == 0 or {"embed_tokens.weight", "lm_head.weight"} & set(tensors):  # not of a table of its own
             nested.refuse(input_embedding_scale=1.0, final_logit_softcapping=None)
-        config.refuse(final_logit_softcapping=None, sample_from_anchor=None)
-        if config.has("draft_vocab_size") and "d2t" not in tensors:
-            raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
+        config.refuse(final_logit_softcapping=None)
         geometry = Geometry.from_config(config)
         if not config.has("head_dim"):  # the drafter's own; deriving it would be a guess
             raise config.error("head_dim is missing")
+        rope = Rope.from_config(config, geometry.head_dim)
+        return cls.of(config, nested, tensors, geometry, rope, heads, first_row)
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        nested: ModelConfig,
+        tensors: Collection[str],
+        geometry: Geometry,
+        rope: Rope,
+        heads: HeadsConfig,
+        first_row: int,
+    ) -> DFlashConfig:
+        """The rest, which no backbone changes. ``nested``: where the format keeps what is the drafter's own."""
+        config.refuse(quantization_config=None, sample_from_anchor=None)
+        if config.has("draft_vocab_size") and "d2t" not in tensors:
+            raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
         block = nested if nested.has("block_size") else config
         return cls(
             geometry=geometry,
-            rope=Rope.from_config(config, geometry.head_dim),
+            rope=rope,
             layers=_layers(config, nested, geometry.layers),
             block=block.whole("block_size", low=1 + first_row),
             first_row=first_row,
@@ -154,6 +171,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.mlp = SwiGLU(g.width, g.inner, kernels)
 
+    def forward(self, x: torch.Tensor, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Rows [n, width] of a block; ``attend`` makes of q, k and v what the rows read."""
+        x = self.self_attn.output(attend(*self.self_attn.inputs(self.input_layernorm(x))), x)
+        return self.mlp(self.post_attention_layernorm(x), x)
+
 
 class DFlashNetwork(DrafterNetwork):
     """The weights, named as in the checkpoint. Embedding and head are the target's where the file has none."""
@@ -197,6 +219,11 @@ class DFlashNetwork(DrafterNetwork):
         """ids [n] -> rows [n, width] of the drafter's own embedding, in the dtype of its arithmetic."""
         return self.embed_tokens(ids).to(self.norm.weight.dtype)
 
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows [n, width] -> logits [n, draft ids] of the drafter's own head."""
+        logits, cap = self.lm_head(x), self.config.softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
     @property
     def blocks(self) -> list[Block]:
         return cast(list[Block], list(self.layers))
@@ -239,7 +266,7 @@ class DFlash(Drafter):
         self._target_ids = network.target_ids
         self._logits: Callable[[torch.Tensor], torch.Tensor] = partial(target.head, softcap=config.softcap)
         if config.own_head:
-            self._logits = network.lm_head
+            self._logits = network.head
         elif self._target_ids is not None:
             self._logits = partial(self._logits, matrix=target.head_matrix.part(self._target_ids))
         head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
@@ -306,10 +333,7 @@ class DFlash(Drafter):
         x = self._embed(torch.tensor(ids, device=net.fc.weight.device).flatten())
         self._reader.begin(rows)
         for i, layer in enumerate(net.blocks):
-            attention = layer.self_attn
-            o = self._reader.attend(i, rows, *attention.inputs(layer.input_layernorm(x)))
-            x = attention.output(o, x)
-            x = layer.mlp(layer.post_attention_layernorm(x), x)
+            x = layer(x, partial(self._reader.attend, i, rows))
         first = self._config.first_row
         used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
         shape = len(requests), count, -1

@@ -17,7 +17,8 @@ from foldspec import Completion, Engine, SamplingParams, cli
 from foldspec.drafters.dspark import ConfidenceHead
 
 METHODS = ("full", "window", "fold")
-NAMES = ("a_llama_zlab", "b_qwen3_zlab_mixed", "c_qwen3_deepspec_dflash", "d_qwen3_dspark", "g_llama_oracle")
+NAMES = ("a_llama_zlab", "b_qwen3_zlab_mixed", "c_qwen3_deepspec_dflash", "d_qwen3_dspark", "e_gemma4_dspark")
+NAMES += ("g_llama_oracle",)
 CASES = [
     (pair, file, name)
     for pair in NAMES
@@ -56,7 +57,7 @@ def check(case: Mapping[str, Any], output: Sequence[int], traced: Rounds) -> Non
 
 
 def test_no_case_was_lost() -> None:
-    assert len(CASES) == 168 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7] * 5
+    assert len(CASES) == 209 and [len(tiny.golden_cases(pair)) for pair in NAMES] == [7] * 6
     names = {"full", "full_stop", "full_conf", "window", "fold_a1", "fold_a2", "fold_a2_farD", "fold_a2_conf"}
     names |= {"fold_a4"}
     assert {name for _, _, name in CASES} == names

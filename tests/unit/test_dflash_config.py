@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gemma
 import pytest
 import tiny
 import torch
@@ -16,6 +17,7 @@ from foldspec.context.base import DrafterLayer
 from foldspec.drafters import ARCHITECTURES, make_network
 from foldspec.drafters.dflash import DFlashConfig
 from foldspec.drafters.dspark import HeadsConfig
+from foldspec.drafters.gemma4_dspark import Gemma4Network
 from foldspec.errors import CheckpointError, PairError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
@@ -23,6 +25,10 @@ from foldspec.models.rope import Rope
 
 FORMATS = {"z-lab": tiny.ZLAB, "DeepSpec": tiny.DEEPSPEC}
 NESTED = ("block_size", "mask_token_id", "target_layer_ids")
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+SURE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+DSPARK = {**tiny.DEEPSPEC, "markov_rank": 8, **SURE}
 
 
 def read(config: dict[str, Any], tensors: tuple[str, ...] = ()) -> DFlashConfig:
@@ -156,14 +162,45 @@ def test_the_tensors_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["DFlash3DraftModel", "Gemma4DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
+    "architecture", ["DFlash3DraftModel", "Gemma3DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
 )
 def test_unknown_architectures(architecture: str) -> None:
     refuses(
         {**tiny.ZLAB, "architectures": [architecture]},
-        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, Qwen3DSparkModel",
+        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, Gemma4DSparkModel, Qwen3DSparkModel",
     )
-    assert set(ARCHITECTURES) == {"DFlashDraftModel", "Qwen3DSparkModel"}
+    assert set(ARCHITECTURES) == {"DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel"}
+
+
+def test_the_backbone_of_gemma_4() -> None:
+    """Its layers are full ones: their head size and heads count, not those of sliding layers."""
+    config = ModelConfig({**gemma.DRAFTER, **{k: DSPARK[k] for k in ("markov_rank", *SURE)}}, "config.json")
+    network = make_network(config, ("embed_tokens.weight", "lm_head.weight", *MARKOV, *CONFIDENCE), Kernels())
+    assert isinstance(network, Gemma4Network) and network.scale == 1.0 and network.config.max_drafts == 5
+    shapes = {k: tuple(t.shape) for k, t in network.state_dict().items()}
+    assert len(shapes) == 3 + 2 + 4 + 3 * 13
+    assert shapes["layers.0.self_attn.k_proj.weight"] == (16, 32) and "layers.0.self_attn.v_proj.weight" not in shapes
+    assert shapes["layers.0.self_attn.q_norm.weight"] == (16,) and shapes["layers.2.layer_scalar"] == (1,)
+    both = make_network(ModelConfig({**gemma.DRAFTER, "attention_k_eq_v": False}, ""), (), Kernels()).state_dict()
+    assert both["layers.0.self_attn.v_proj.weight"].shape == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, "with sliding layers on Gemma 4"),
+        ({"hidden_activation": "silu"}, "hidden_activation = 'silu' is not supported"),
+        ({"global_head_dim": None}, "global_head_dim is missing"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8 is not supported"),
+        ({"block_size": None}, "block_size is missing"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"markov_rank": 8}, "markov_rank and the markov_head tensors do not agree"),
+        ({"sample_from_anchor": True}, "sample_from_anchor = True is not supported"),
+    ],
+)
+def test_drafters_on_gemma_4_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    refuses(tiny.changed(gemma.DRAFTER, **changes), message)
 
 
 def test_dflash_2_is_refused_by_its_name() -> None:
@@ -265,9 +302,6 @@ def test_a_zlab_block_of_one_drafts_nothing() -> None:
     assert read(with_drafter(tiny.DEEPSPEC, block_size=1)).max_drafts == 1
 
 
-MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-
-
 @pytest.mark.parametrize(
     ("changes", "tensors"),
     [
@@ -278,10 +312,6 @@ MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 )
 def test_a_markov_head_is_in_config_and_file_or_in_neither(changes: dict[str, Any], tensors: tuple[str, ...]) -> None:
     refuses(tiny.changed(tiny.DEEPSPEC, **changes), "markov_rank and the markov_head tensors do not agree", tensors)
-
-
-CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-DSPARK = {**tiny.DEEPSPEC, "markov_rank": 8, "enable_confidence_head": True, "confidence_head_with_markov": True}
 
 
 def test_the_heads_of_dspark() -> None:
