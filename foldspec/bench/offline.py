@@ -48,11 +48,14 @@ def leading_drafts(
         return [[] for _ in methods]
     wanted = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
     request = resources.new_id()
+    pieces = []
     with resources.opened(request, NoDrafter(), prefix), torch.inference_mode():
-        rows = Rows.of([request], [len(prefix.token_ids)], [len(text) - 1])
-        ids = torch.tensor(text[:-1], device=resources.device)
-        output = resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache)
-    states = dict(zip(wanted, output.taps, strict=True))
+        for begin in range(0, len(text) - 1, resources.chunk):  # a cache takes no longer passes
+            piece = text[begin : min(begin + resources.chunk, len(text) - 1)]
+            rows = Rows.of([request], [len(prefix.token_ids) + begin], [len(piece)])
+            ids = torch.tensor(piece, device=resources.device)
+            pieces.append(resources.found.model(ids, ForwardPlan(rows, wanted, ()), resources.cache).taps)
+    states = {tap: torch.cat(own) for tap, own in zip(wanted, zip(*pieces, strict=True), strict=True)}
     return [
         _walk(resources.new_id(), prefix, text, drafter, states, anchors, count)
         for drafter, count in zip(drafters, counts, strict=True)

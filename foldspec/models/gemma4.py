@@ -67,6 +67,8 @@ def layers_of(config: ModelConfig) -> tuple[Layer, ...]:
     """The layers, from ``layer_types`` (derived where absent; the last one is always full) and from either spelling of
     the geometry of full layers: ``global_head_dim`` and ``num_global_key_value_heads``, or ``per_layer_config``.
     Raises :class:`CheckpointError`."""
+    for key in ("head_dim", "num_key_value_heads"):  # what other readers put in their places differs
+        config.whole(key)
     count = Geometry.from_config(config).layers
     derived = ["sliding_attention" if (i + 1) % PERIOD else "full_attention" for i in range(count)]
     kinds = config.get("layer_types", list, derived)

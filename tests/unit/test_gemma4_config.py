@@ -173,6 +173,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": [FULL, "linear_attention", FULL, FULL]}, "unknown layer type 'linear_attention'"),
     ({"sliding_window": None}, "sliding_window is missing"),
     ({"sliding_window": 0}, "sliding_window must be"),
+    ({"head_dim": None}, "head_dim is missing"),
+    ({"num_key_value_heads": None}, "num_key_value_heads is missing"),
     ({"global_head_dim": None}, "global_head_dim is missing"),
     ({"num_global_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of 3 kv heads"),
     ({"per_layer_config": {"4": {"head_dim": 16}}}, "'4' is none of 4 layers"),
