@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gemma
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
 
 from foldspec.cache.rows import Rows
+from foldspec.cache.side import DraftCache
 from foldspec.drafters.dflash import DFlash, DFlashNetwork
 from foldspec.drafters.dspark import Chain
 from foldspec.errors import CheckpointError
@@ -228,6 +230,56 @@ def test_a_block_ends_before_the_first_draft_that_is_too_unlikely_to_stand(
             assert len(noises[i].keys) == (count if temperature else 0)
             lengths.add(count)
     assert lengths >= {0, 2, 5} and len(lengths) >= 4
+
+
+@pytest.mark.parametrize("name", ["sure, recurrent", "Gemma 4"])
+@pytest.mark.parametrize("context", ["full", "window", "fold"])
+def test_after_every_accepted_count_its_state_is_that_of_a_fresh_absorb(
+    name: str, context: str, tmp_path: Path
+) -> None:
+    """Nothing of a block stays, neither keys and values nor what a recurrent head went through."""
+    config, extra = {**CONFIDENT, "Gemma 4": (gemma.DRAFTER, ())}[name]
+    target = tiny.write_target(tmp_path / "target", gemma.TARGET if name == "Gemma 4" else tiny.TARGET)
+    model = tiny.load_target(target)
+    network = tiny.load_drafter(tiny.write_drafter(tmp_path / "drafter", config, extra=extra))
+    draw = torch.Generator().manual_seed(7)
+    taps = [torch.randn(60, 32, generator=draw) for _ in network.facts.taps]
+    sampling = DraftSampling(temperature=0.9, confidence_stop=0.2 if name != "Gemma 4" else 0.0)
+
+    def begin() -> tuple[DFlash, DraftCache]:
+        cache = tiny.draft_cache(network)
+        drafter = tiny.bind(network, model, cache, sampling=sampling, context=context, window=6, alpha=2.0)
+        drafter.open(0)
+        return drafter, cache
+
+    def absorb(drafter: DFlash, first: int, last: int) -> None:
+        drafter.absorb(Rows.of([0], [first], [last - first]), [0] * (last - first), [t[first:last] for t in taps])
+
+    def proposed(drafter: DFlash, n: int) -> Any:
+        (proposal,) = drafter.propose(Rows.of([0], [n], [1]), [n % 100], [5], [Noise(n)])
+        return proposal.tokens, [proposal.law(i).probs() for i in range(len(proposal.tokens))]
+
+    drafter, cache = begin()
+    n, lengths = 4, set()
+    with torch.inference_mode():
+        absorb(drafter, 0, n)
+        for accepted in (0, 5, 1, 4, 2, 3, 5, 5, 0):
+            tokens, laws = proposed(drafter, n)
+            lengths.add(len(tokens))
+            fresh, other = begin()
+            absorb(fresh, 0, n)
+            wanted, same = proposed(fresh, n)
+            assert tokens == wanted
+            for a, b in zip(laws, same, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+            for i in range(len(network.layer_facts)):
+                found, there = (tiny.dense(each.values(i, 0, 0, n)) for each in (cache, other))
+                torch.testing.assert_close(found, there, atol=1e-5, rtol=1e-5)
+            drafter.truncate(0, n)
+            absorb(drafter, n, n + accepted + 1)
+            n += accepted + 1
+            assert cache.length(0) == drafter.held(0) == n
+    assert len(lengths) > 1 or name == "Gemma 4"
 
 
 def test_shared_noise_draws_with_the_targets_key(tmp_path: Path) -> None:

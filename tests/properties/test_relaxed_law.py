@@ -19,7 +19,7 @@ from relaxing import ByHand, draft_law, relaxed_law
 from scipy import optimize
 from tables import IDS, PROMPT, TARGET, TableDrafter, filtered, plain_law, run, total_variation
 
-from foldspec.acceptance import linear, make_rule, relaxed
+from foldspec.acceptance import cactus, lenience, linear, make_rule, relaxed, typical
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.laws import Law
 from foldspec.noise import Noise
@@ -77,13 +77,9 @@ CASES: dict[str, Case] = {
     "cactus, drawn": case("cactus", L.cactus(0.1), TableDrafter(FEW), PLAIN, leniency=0.1),
     "cactus, point mass": case("cactus", L.cactus(0.2), TableDrafter(POINT), PLAIN, leniency=0.2),
     "cactus, exact KL": case(
-        "cactus",
-        L.cactus(0.05, "exact_kl"),
-        TableDrafter(FEW),
-        PLAIN | {"top_k": 3},
-        leniency=0.05,
-        divergence="exact_kl",
+        "cactus", L.cactus(0.05, "exact_kl"), TableDrafter(FEW), PLAIN, leniency=0.05, divergence="exact_kl"
     ),
+    "cactus, target top-k": case("cactus", L.cactus(0.05), TableDrafter(FEW), PLAIN | {"top_k": 3}, leniency=0.05),
     "cactus, modified, point mass": case(
         "cactus", L.cactus(0.1, "exact_kl"), TableDrafter(POINT), PLAIN, leniency=0.1, divergence="modified"
     ),
@@ -100,6 +96,7 @@ CASES: dict[str, Case] = {
         residual="verifier",
     ),
     "typical, drawn": case("typical", L.typical(), TableDrafter(FEW), PLAIN),
+    "typical by the entropy": case("typical", L.typical(0.9, 0.5), TableDrafter(FEW), PLAIN, epsilon=0.9, factor=0.5),
     "typical, point mass": case("typical", L.typical(0.3, 1.2), TableDrafter(POINT), PLAIN, epsilon=0.3, factor=1.2),
 }
 
@@ -250,6 +247,39 @@ WRONG: dict[str, tuple[types.ModuleType, str, str, str]] = {
         "Purpose.ACCEPT, position",
         "linear, drawn",
     ),
+    "lenience that makes drafts dearer": (
+        lenience,
+        "draft.p.prob(draft.token) / self._lenience",
+        "draft.p.prob(draft.token) * self._lenience",
+        "lenience, drawn",
+    ),
+    "the other residual of lenience": (
+        lenience,
+        'if residual == "relaxed"',
+        'if residual != "relaxed"',
+        "lenience, drawn",
+    ),
+    "lenience at temperature 0 by the mass alone": (
+        lenience,
+        ">= self._lenience * raw.prob(best)",
+        ">= self._lenience",
+        "lenience at temperature 0",
+    ),
+    "cactus with half the budget": (cactus, "2 * delta * a", "delta * a", "cactus, drawn"),
+    "cactus that leaves the others as they are": (cactus, "others / (others - step)", "1.0", "cactus, drawn"),
+    "the other residual of cactus": (
+        cactus,
+        'self._residual == "verifier"',
+        'self._residual != "verifier"',
+        "cactus, exact KL",
+    ),
+    "typical by the entropy's sign": (typical, "-draft.p.entropy()", "draft.p.entropy()", "typical by the entropy"),
+    "typical that draws in place of a draft": (
+        typical,
+        "Law.point(draft.p.likeliest())",
+        "draft.p",
+        "typical, drawn",
+    ),
 }
 
 
@@ -263,7 +293,7 @@ def test_mutants_have_another_law(name: str) -> None:
     if module is relaxed:
         made = type("Mutant", (type(made),), {"judge": names["Relaxed"].judge})(**options)
     else:
-        made = names["Linear"](**options)
+        made = names[type(made).__name__](**options)
     params = params_of(like)
     wanted, _ = relaxed_law(by_hand, drafter, params, PROMPT[-1])
     assert total_variation(output_law(made, drafter, params), wanted) > 1e-3
