@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
     "linear, point mass, by position": case(
         "linear", L.linear(0.7, 0.0), TableDrafter(POINT), PLAIN, leniency=(0.7, 0.0)
     ),
-    "linear, both filtered": case("linear", L.linear(0.5), TableDrafter(FEW), PLAIN | {"top_k": 2}, leniency=0.5),
+    "linear, both filtered": case("linear", L.linear(0.3), TableDrafter(FEW), PLAIN | {"top_k": 2}, leniency=0.3),
     "linear, draft vocabulary, penalties": case(
         "linear", L.linear(0.6), TableDrafter(DRAWN, ids=[0, 2]), PLAIN | PENALTIES, leniency=0.6
     ),
@@ -229,23 +229,28 @@ WRONG: dict[str, tuple[types.ModuleType, str, str, str]] = {
         relaxed,
         "noise.draw(target.law(last), Purpose.TARGET",
         "noise.draw(mixed(target.law(last), proposal, last), Purpose.TARGET",
-        "linear, drawn",
+        "linear, both filtered",
     ),
-    "bonus from the draft's row": (relaxed, "target.law(last)", "target.law(last - 1)", "linear, drawn"),
-    "residual from p": (linear, "draft.p.minus(draft.q)", "draft.p", "linear, drawn"),
+    "bonus from the draft's row": (relaxed, "target.law(last)", "target.law(last - 1)", "linear, both filtered"),
+    "residual from p": (linear, "draft.p.minus(draft.q)", "draft.p", "linear, both filtered"),
     "one lambda for all positions": (
         linear,
         "min(draft.row, len(self._shares) - 1)",
         "0",
         "linear, chain, by position",
     ),
-    "the shares exchanged": (linear, "(1 - share) * draft.p", "share * draft.p", "linear, drawn"),
-    "p of another row": (relaxed, "p, position = target.law(i)", "p, position = target.law(i + 1)", "linear, drawn"),
+    "the shares exchanged": (linear, "(1 - share) * draft.p", "share * draft.p", "linear, both filtered"),
+    "p of another row": (
+        relaxed,
+        "p, position = target.law(i)",
+        "p, position = target.law(i + 1)",
+        "linear, both filtered",
+    ),
     "residual stream = accept stream": (
         relaxed,
         "Purpose.RESIDUAL, position",
         "Purpose.ACCEPT, position",
-        "linear, drawn",
+        "linear, both filtered",
     ),
     "lenience that makes drafts dearer": (
         lenience,
