@@ -42,7 +42,7 @@ class Engine:
     def __init__(self, resources: Resources, method: MethodOptions) -> None:
         self._resources = resources
         self.method = filled_in(method, resources.found)
-        self._rule = make_rule(self.method.accept)
+        self._rule = make_rule(self.method.accept, **self.method.rule_options)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
@@ -85,7 +85,7 @@ class Engine:
         if drafter in MODEL_FREE:
             method = dataclasses.replace(method, drafter=drafter)
         kernels, device = Kernels.of(engine_options), pick_device(engine_options.device)
-        make_rule(method.accept)  # a wrong name is said before the weights are read
+        make_rule(method.accept, **method.rule_options)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
         found = find_pair(pair, target, drafter, options=engine_options, kernels=kernels, progress=progress)
         resources = Resources(
@@ -112,7 +112,7 @@ class Engine:
         for name in changes:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}", do=f"known: {', '.join(sorted(known))}")
-        return Engine(self._resources, dataclasses.replace(self.method, **changes))
+        return Engine(self._resources, self.method.changed(**changes))
 
     @property
     def resources(self) -> Resources:
@@ -132,8 +132,13 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law."""
-        return self._rule.lossless
+        """Whether output follows the target's own law: by the rule, or because nothing is drafted."""
+        return self._rule.lossless or self._drafter.max_drafts == 0
+
+    @property
+    def law(self) -> str:
+        """The law that output follows, in words."""
+        return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -298,7 +303,8 @@ class Engine:
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
-            "law": self._rule.law(),
+            "law": self.law,
+            "lossless": self.lossless,
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
             "prefill_budget": resources.budget,

@@ -28,6 +28,7 @@ class DrafterNetwork(nn.Module, ABC):
     ``block``   B, the rows of a block, the anchor's included
     ``rope``    the layers' rotary embedding; ``scale`` multiplies their logits
     ``facts``   what the drafter asks of its target
+    ``confident`` whether it says where a block is not worth verifying any further
     ``integer`` tensors that hold whole numbers
     """
 
@@ -36,6 +37,7 @@ class DrafterNetwork(nn.Module, ABC):
     rope: Rope
     scale: float
     facts: DrafterFacts
+    confident: bool = False
     integer: frozenset[str] = frozenset()
 
     @abstractmethod
