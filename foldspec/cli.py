@@ -27,7 +27,18 @@ from foldspec.cli_shared import (
     sampling_options,
 )
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from foldspec.options import CONTEXT_FIELDS, COVERAGES, DRAFT_NOISES, FAR_BOUNDARIES, MethodOptions, SamplingParams
+from foldspec.options import (
+    AT_ZERO,
+    CONTEXT_FIELDS,
+    COVERAGES,
+    DIVERGENCES,
+    DRAFT_NOISES,
+    FAR_BOUNDARIES,
+    RESIDUALS,
+    MethodOptions,
+    SamplingParams,
+    leniency,
+)
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -127,7 +138,17 @@ def _parser() -> argparse.ArgumentParser:
     keys = ", ".join(f"{key}{values.get(key, '')}" for key in CONTEXT_FIELDS)
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
+    method.add_argument(
+        "--leniency",
+        type=leniency,
+        metavar="X",
+        help="lambda of linear (X/Y/..: one a draft), l of lenience, delta of cactus",
+    )
+    keys = f"divergence={'|'.join(DIVERGENCES)}, residual={'|'.join(RESIDUALS)}, at_zero={'|'.join(AT_ZERO)}"
+    keys += ", epsilon and factor of typical"
+    method.add_argument("--accept-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
+    method.add_argument("--confidence-stop", type=float, metavar="X", help="verify no draft less likely to stand")
     method.add_argument("--draft-temperature", type=float, metavar="X", help="draw drafts; default: 0, argmax")
     method.add_argument("--draft-top-k", type=int, metavar="N", help="of drafts that are drawn")
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
@@ -145,16 +166,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _method(options: argparse.Namespace) -> dict[str, Any]:
-    pairs = {}
-    for text in options.context_opt:
+    context, rule = (_pairs(getattr(options, f"{name}_opt"), f"--{name}-opt") for name in ("context", "accept"))
+    flags = ["context", "window", "alpha", "accept", "leniency", "draft_tokens", "confidence_stop"]
+    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise"]
+    method = MethodOptions.from_pairs(context, rule, **{name: getattr(options, name) for name in flags})
+    return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
+
+
+def _pairs(words: Sequence[str], flag: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in words:
         key, equals, value = text.partition("=")
         if not equals or key in pairs:
-            raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
+            raise UsageError("must be KEY=VALUE, each key once", where=f"{flag} {text}")
         pairs[key] = value
-    flags = ["context", "window", "alpha", "accept", "draft_tokens"]
-    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise"]
-    method = MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags})
-    return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
+    return pairs
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -197,6 +223,8 @@ def _generate(options: argparse.Namespace) -> int:
         )
         if not options.quiet:
             notices(engine.notices)
+            if asked is not None and not engine.lossless:
+                notices([_lossy(engine)])
         if asked is not None:
             terminal.clear()
             return cli_prompts.answer(
@@ -225,6 +253,8 @@ def _generate(options: argparse.Namespace) -> int:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
                 print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
+                if not engine.lossless:
+                    print(_lossy(engine, generation.completion.outside), file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
                 used = {"chat": chat, "system": options.system, "thinking": options.thinking}
@@ -298,6 +328,11 @@ def _encode(engine: Engine, prompt: cli_prompts.Prompt, options: argparse.Namesp
     return (on if options.thinking == "on" else off), True
 
 
+def _lossy(engine: Engine, outside: int | None = None) -> str:
+    counted = "" if outside is None else f"; tokens that the target's own law rules out: {outside}"
+    return f"lossy ({engine.method.accept}): {engine.law}{counted}"
+
+
 def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
     report: dict[str, Any] = {
         "schema": "foldspec.generate/1",
@@ -312,6 +347,8 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
         "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
         "lossless": engine.lossless,
+        "law": engine.law,
+        "outside": done.outside,
         "settings": engine.settings(),
         "env": engine.env(),
     }

@@ -43,7 +43,7 @@ class Engine:
         self._resources = resources
         self._asked = method  # what is left to pair and method is filled in anew for each
         self.method = filled_in(method, resources.found)
-        self._rule = make_rule(self.method.accept)
+        self._rule = make_rule(self.method.accept, **self.method.rule_options)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
@@ -86,7 +86,7 @@ class Engine:
         if drafter in MODEL_FREE:
             method = dataclasses.replace(method, drafter=drafter)
         kernels, device = Kernels.of(engine_options), pick_device(engine_options.device)
-        make_rule(method.accept)  # a wrong name is said before the weights are read
+        make_rule(method.accept, **method.rule_options)  # a wrong name is said before the weights are read
         make_method(method, (), 1)
         found = find_pair(pair, target, drafter, options=engine_options, kernels=kernels, progress=progress)
         resources = Resources(
@@ -113,7 +113,7 @@ class Engine:
         for name in changes:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}", do=f"known: {', '.join(sorted(known))}")
-        return Engine(self._resources, dataclasses.replace(self._asked, **changes))
+        return Engine(self._resources, self._asked.changed(**changes))
 
     @property
     def resources(self) -> Resources:
@@ -133,8 +133,13 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law."""
-        return self._rule.lossless
+        """Whether output follows the target's own law: by the rule, or because nothing is drafted."""
+        return self._rule.lossless or self._drafter.max_drafts == 0
+
+    @property
+    def law(self) -> str:
+        """The law that output follows, in words."""
+        return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -299,7 +304,8 @@ class Engine:
             "device": str(resources.device),
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
-            "law": self._rule.law(),
+            "law": self.law,
+            "lossless": self.lossless,
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
             "prefill_budget": resources.budget,

@@ -56,24 +56,46 @@ class Law:
         place = self._place(token)
         return 0.0 if place is None else math.exp(float(self.logits[place]) - self.log_total)
 
-    def minus(self, q: Law) -> Law:
-        """The residual law ``Norm([p - q]+)`` (methods 3.1), this law being p. Where nothing is left, or nothing can be
-        said because q is not finite: p itself. What is left of a point mass is that point."""
+    def others(self, token: int) -> float:
+        """1 - prob(token), as the sum of the others where the difference would lose digits."""
+        own = self.prob(token)
+        if own < 0.9 or self.token is not None:
+            return 1.0 - own
+        mass = self.probs()
+        mass[self._place(token)] = 0.0
+        return float(mass.sum())
+
+    def entropy(self) -> float:
+        """In nats."""
+        return 0.0 if self.token is not None else float(torch.special.entr(self.probs()).sum())
+
+    def likeliest(self) -> int:
+        """Of equal ones the lowest id."""
+        if self.token is not None:
+            return self.token
+        best = int(self.logits.argmax())
+        return best if self.ids is None else int(self.ids[best])
+
+    def minus(self, q: Law, times: float = 1.0) -> Law:
+        """The residual law ``Norm([p - times q]+)`` (methods 3.1), this law being p. Where nothing is left, or nothing
+        can be said because q is not finite: p itself. What is left of a point mass is that point."""
         if self.token is not None:
             return self
         mass = self.probs()
         if q.token is not None:
             place = self._place(q.token)
             if place is not None:
-                mass[place] = 0.0
-        elif q.ids is None:
-            mass -= q.probs() if self.ids is None else q.probs()[self.ids]
-        elif self.ids is None:
-            mass[q.ids] -= q.probs()
+                mass[place] -= times
         else:
-            places = torch.searchsorted(self.ids, q.ids).clamp_(max=len(self.ids) - 1)
-            both = self.ids[places] == q.ids
-            mass[places[both]] -= q.probs()[both]
+            taken = q.probs().mul_(times)
+            if q.ids is None:
+                mass -= taken if self.ids is None else taken[self.ids]
+            elif self.ids is None:
+                mass[q.ids] -= taken
+            else:
+                places = torch.searchsorted(self.ids, q.ids).clamp_(max=len(self.ids) - 1)
+                both = self.ids[places] == q.ids
+                mass[places[both]] -= taken[both]
         mass.clamp_(min=0.0)
         left = float(mass.sum())
         return Law(mass.log_(), self.ids) if left > NEGLIGIBLE else self  # false for NaN too

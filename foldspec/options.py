@@ -17,12 +17,28 @@ from typing import Any
 
 from foldspec.errors import UsageError
 
-__all__ = ["CONTEXT_FIELDS", "EngineOptions", "MethodOptions", "SamplingParams", "token_count"]
+__all__ = [
+    "AT_ZERO",
+    "CONTEXT_FIELDS",
+    "DIVERGENCES",
+    "RESIDUALS",
+    "RULE_FIELDS",
+    "EngineOptions",
+    "MethodOptions",
+    "SamplingParams",
+    "leniency",
+    "token_count",
+]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
+AT_ZERO = ("onehot", "mixture_argmax")
+DIVERGENCES = ("taylor", "exact_kl", "modified", "tv", "chi2")
+RESIDUALS = ("verifier", "relaxed")
+# rule -> from, to, whether the first is left out
+LENIENCIES = {"linear": (0.0, 1.0, False), "lenience": (0.0, 1.0, True), "cactus": (0.0, math.inf, False)}
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
 SEED_BITS = 64
@@ -75,6 +91,23 @@ _LEAST = {  # of the whole numbers among them
     "cmr_chunk": 1,
     "cmr_topk": 1,
     "cmr_period": 1,
+}
+
+
+def leniency(text: str) -> float | tuple[float, ...]:
+    """``0.4``, or ``0.1/0.2/0.4``: one a position. Raises :class:`ValueError`."""
+    values = tuple(float(part) for part in text.split("/"))
+    return values if len(values) > 1 else values[0]
+
+
+# what a rule may take
+RULE_FIELDS: dict[str, Callable[[str], object]] = {
+    "leniency": leniency,
+    "divergence": str,
+    "residual": str,
+    "at_zero": str,
+    "epsilon": float,
+    "factor": float,
 }
 
 
@@ -233,8 +266,18 @@ class MethodOptions:
     ``infllm_repr``    entries whose mean key stands for a block; 0: all of them
     ``cmr_chunk``, ``cmr_topk``, ``cmr_period``   of ``cmr``: entries a chunk, chunks that are read, rounds from one
                        choice to the next
-    ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``)
+    ``accept``         name of an acceptance rule (``foldspec.acceptance.RULES``). Of the next six it takes what it has
+                       a use for, and refuses the others; None: its own
+    ``leniency``       what a lossy rule lets pass: lambda of ``linear`` in [0, 1], one for all or one a draft of the
+                       block (the last for all that follow); l of ``lenience`` in (0, 1]; delta of ``cactus``, from 0
+    ``divergence``     of ``cactus``: ``taylor`` (its own), ``exact_kl``, ``modified`` (our reading), ``tv``, ``chi2``
+    ``residual``       what replaces a draft that falls: ``verifier``, Norm[p - q]+ (that of ``lenience``), or
+                       ``relaxed``, that of the law it was judged by (that of ``cactus``)
+    ``at_zero``        ``linear`` at temperature 0: ``onehot`` (its own) or ``mixture_argmax``
+    ``epsilon``, ``factor``  of ``typical``: 0.09 and 0.3
     ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
+    ``confidence_stop``  in [0, 1]: a block ends before the first draft whose chance to stand is lower by the drafter's
+                       own estimate (DSpark's confidence head); 0 takes all
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
@@ -261,8 +304,15 @@ class MethodOptions:
     cmr_topk: int = 64
     cmr_period: int = 8
     accept: str = "exact"
+    leniency: float | tuple[float, ...] | None = None
+    divergence: str | None = None
+    residual: str | None = None
+    at_zero: str | None = None
+    epsilon: float | None = None
+    factor: float | None = None
     draft_tokens: int | None = None
     drafter: str | None = None
+    confidence_stop: float = 0.0
     draft_temperature: float = 0.0
     draft_top_k: int = 0
     draft_top_p: float = 1.0
@@ -287,6 +337,8 @@ class MethodOptions:
         if self.coverage is not None:
             _one_of("coverage", self.coverage, COVERAGES)
         _one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
+        self._check_rule()
+        _real("confidence_stop", self.confidence_stop, 0, 1)
         _real("draft_temperature", self.draft_temperature, 0, math.inf)
         _whole("draft_top_k", self.draft_top_k, 0)
         _real("draft_top_p", self.draft_top_p, 0, 1, above=True)
@@ -300,21 +352,64 @@ class MethodOptions:
                 if getattr(self, name) != none:
                     raise UsageError("is for drafts that are drawn", where=name, do="give a draft temperature above 0")
 
+    def _check_rule(self) -> None:
+        """The values; whether the rule has a use for them, it says itself."""
+        if self.leniency is not None:
+            several = isinstance(self.leniency, (list, tuple))
+            if several and self.accept != "linear":
+                raise UsageError("one a position is for the rule linear alone", where="leniency")
+            values = _several("leniency", self.leniency) if several else (self.leniency,)
+            low, high, above = LENIENCIES.get(self.accept, (0.0, math.inf, False))
+            for value in values:
+                _real("leniency", value, low, high, above=above)
+            if not values:
+                raise UsageError("is empty", where="leniency", do="give one for each draft of a block")
+            if several:
+                object.__setattr__(self, "leniency", values)
+        for name, known in (("divergence", DIVERGENCES), ("residual", RESIDUALS), ("at_zero", AT_ZERO)):
+            if getattr(self, name) is not None:
+                _one_of(name, getattr(self, name), known)
+        if self.epsilon is not None:
+            _real("epsilon", self.epsilon, 0, 1)
+        if self.factor is not None:
+            _real("factor", self.factor, 0, math.inf)
+
+    @property
+    def rule_options(self) -> dict[str, Any]:
+        """The options that are given for the rule."""
+        return {name: getattr(self, name) for name in RULE_FIELDS if getattr(self, name) is not None}
+
+    def changed(self, **changes: Any) -> MethodOptions:
+        """The same with other values. Of another rule than this, the options are its own."""
+        if changes.get("accept", self.accept) != self.accept:
+            changes = dict.fromkeys(RULE_FIELDS) | changes
+        return dataclasses.replace(self, **changes)
+
     @classmethod
-    def from_pairs(cls, pairs: Mapping[str, str], **known: object) -> MethodOptions:
-        """Build from ``--context-opt KEY=VALUE`` strings, beside options that have their own flag (None: not given)."""
+    def from_pairs(
+        cls, of_context: Mapping[str, str], of_rule: Mapping[str, str] | None = None, /, **known: object
+    ) -> MethodOptions:
+        """Build from the strings of ``--context-opt KEY=VALUE`` and ``--accept-opt KEY=VALUE``, beside options that
+        have their own flag (None: not given)."""
         values: dict[str, object] = {k: v for k, v in known.items() if v is not None}
-        for key, text in pairs.items():
-            if key not in CONTEXT_FIELDS:
-                do = f"known keys: {', '.join(CONTEXT_FIELDS)}"
-                raise UsageError(f"unknown key {key!r}", where="--context-opt", do=do)
-            if key in values:
-                raise UsageError("given twice", where=f"--{key} and --context-opt {key}=")
-            try:
-                values[key] = CONTEXT_FIELDS[key](text)
-            except ValueError:
-                raise UsageError(f"{text!r} is not a number", where=f"--context-opt {key}") from None
+        _read(of_context, CONTEXT_FIELDS, "--context-opt", values)
+        _read(of_rule or {}, RULE_FIELDS, "--accept-opt", values)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _read(
+    pairs: Mapping[str, str], fields: Mapping[str, Callable[[str], object]], flag: str, values: dict[str, object]
+) -> None:
+    """Add ``KEY=VALUE`` strings to values."""
+    for key, text in pairs.items():
+        if key not in fields:
+            raise UsageError(f"unknown key {key!r}", where=flag, do=f"known keys: {', '.join(fields)}")
+        if key in values:
+            raise UsageError("given twice", where=f"--{key} and {flag} {key}=")
+        try:
+            values[key] = fields[key](text)
+        except ValueError:
+            raise UsageError(f"{text!r} is not a number", where=f"{flag} {key}") from None
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,12 @@ Proposal: TypeAlias = PointMass | Sampled[Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's answer for one request: how many drafts stand, and the target's own token after them."""
+    """A rule's answer for one request: how many drafts stand, and the target's own token after them. ``outside``: the
+    rows of drafts that stand although the target's law gives them no probability."""
 
     accepted: int
     next_token: int
+    outside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,15 @@ class Round:
     """One draft, one verification, one commit.
 
     ``accepted`` counts agreeing drafts also where a stop id or the limit cut the commit short; ``committed`` is what
-    was really emitted.
+    was really emitted. ``outside``: how many of these have no probability under the target's law (after temperature,
+    top-k, top-p and min-p): only a lossy rule lets such drafts stand.
     """
 
     anchor_pos: int
     drafted: tuple[int, ...]
     accepted: int
     committed: tuple[int, ...]
+    outside: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,11 @@ class Completion:
     def tau(self) -> float | None:
         """Committed tokens a round, the target's own included; None without a round."""
         return sum(len(r.committed) for r in self.rounds) / len(self.rounds) if self.rounds else None
+
+    @property
+    def outside(self) -> int:
+        """Committed tokens to which the target's own law gives no probability."""
+        return sum(r.outside for r in self.rounds)
 
     @property
     def by_position(self) -> list[tuple[int, int]]:

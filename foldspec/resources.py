@@ -189,7 +189,11 @@ class Resources:
         verifier = Verifier(self.cache, verified) if "verifier_query" in context.needs() else None
         reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale, verifier)
         sampling = DraftSampling(
-            float(method.draft_temperature), method.draft_top_k, method.draft_top_p, method.draft_noise == "shared"
+            float(method.draft_temperature),
+            method.draft_top_k,
+            method.draft_top_p,
+            method.draft_noise == "shared",
+            method.confidence_stop,
         )
         return network.bind(self.found.model, reader, sampling)
 
@@ -274,10 +278,13 @@ def choose_operators(
 
 
 def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
-    """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it."""
+    """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it.
+    Raises :class:`UsageError` for what the pair's drafter cannot do."""
     entry, coverage = found.entry, coverage_of(method.context)
     if entry and coverage == "all":
         coverage = entry.coverage
+    if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
+        raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
     return dataclasses.replace(
         method,
         window=method.window or (entry.window if entry else None) or WINDOW,

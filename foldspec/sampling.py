@@ -73,6 +73,11 @@ class TargetLaws:
             logits = self._changed(logits, row)
         return law_of(logits, params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
 
+    def raw(self, row: int) -> Law:
+        """The law of the token at a row at temperature 1 and without filters, whatever the options say of those: what
+        a rule may look at where temperature 0 has left a single id."""
+        return Law(self._changed(self.logits[row], row) if self._changes else self.logits[row])
+
     @property
     def _changes(self) -> bool:
         """Whether logits are changed before they become a law."""
@@ -125,12 +130,15 @@ class DraftSampling:
 
     ``shared``: drafts are drawn with the noise with which the target's own token is drawn at the same position, which
     makes the two agree more often. The rule must then draw that token whatever the draft is: ``match`` alone does.
+    ``confidence_stop``: a block ends before the first draft whose chance to stand, by the drafter's own estimate, is
+    lower; 0 takes all. The estimate knows the drafts before that one alone.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     shared: bool = False
+    confidence_stop: float = 0.0
 
     def law(self, logits: torch.Tensor, ids: torch.Tensor | None = None) -> Law:
         """The law of one draft. ``logits`` [m] belong to ``ids`` [m], ascending; None: 0 .. m-1."""

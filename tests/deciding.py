@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from foldspec.acceptance import make_rule
+from foldspec.acceptance.base import AcceptanceRule
 from foldspec.noise import Noise
 from foldspec.options import SamplingParams
 from foldspec.records import Proposal, Verdict
@@ -32,10 +33,23 @@ def targets(
     return target_laws(logits, requests, proposals)
 
 
+# of a rule that takes a leniency: the one at which it lets nothing pass
+STRICT: dict[str, dict[str, Any]] = {"linear": {"leniency": 0.0}, "lenience": {"leniency": 1.0}}
+STRICT["cactus"] = {"leniency": 0.0}
+
+
+def strict(rule: str) -> AcceptanceRule:
+    """A rule that is at temperature 0 as strict as ``exact``."""
+    return make_rule(rule, **STRICT.get(rule, {}))
+
+
 def decide(
-    rule: str, logits: torch.Tensor, proposals: Sequence[Proposal], noise: Noise | None = None, **about: Any
+    rule: str | AcceptanceRule,
+    logits: torch.Tensor,
+    proposals: Sequence[Proposal],
+    noise: Noise | None = None,
+    **about: Any,
 ) -> list[Verdict]:
     """The verdicts of a rule on packed rows; ``about`` as in :func:`targets`."""
-    return make_rule(rule).decide(
-        targets(logits, proposals, **about), proposals, [noise or Noise(0) for _ in proposals]
-    )
+    made = strict(rule) if isinstance(rule, str) else rule
+    return made.decide(targets(logits, proposals, **about), proposals, [noise or Noise(0) for _ in proposals])

@@ -38,6 +38,20 @@ TARGET: dict[str, Any] = {
     "rope_parameters": _ROPES,
     "tie_word_embeddings": True,
 }
+# DeepSpec's drafter on Gemma 4's backbone; stray keys stand beside its ropes, as in the published files.
+DRAFTER: dict[str, Any] = {
+    **{key: value for key, value in TARGET.items() if key not in ("layer_types", "tie_word_embeddings")},
+    "architectures": ["Gemma4DSparkModel"],
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention"] * 3,
+    "rope_parameters": {**_ROPES, "rope_theta": None, "rope_type": "default"},
+    "num_target_layers": 4,
+    "block_size": 5,
+    "mask_token_id": 127,
+    "target_layer_ids": [0, 1, 2],
+    "markov_rank": 0,
+}
 _TEXT: dict[str, Any] = {
     "intermediate_size": 56,
     "max_position_embeddings": 2048,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import CONTEXT_FIELDS, MethodOptions
+from foldspec.options import CONTEXT_FIELDS, RULE_FIELDS, MethodOptions
 
 __all__ = ["AR", "AR_AGAIN", "Method", "check_drafts", "order", "parse_methods"]
 
 AR, AR_AGAIN = "ar", "ar again"  # plain decoding, and its second run on every request: the noise floor
-_KINDS = {"int": int, "float": float, "str": str}
+_KINDS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _parse(words: str) -> Method:
             do = f"keys: {', '.join(sorted(fields))}; each KEY=VALUE once"
             raise UsageError(f"{pair!r} is no option of a method", where=f"--methods {words}", do=do)
         try:
-            changes[key] = CONTEXT_FIELDS.get(key, _KINDS.get(fields[key], str))(value)
+            changes[key] = ((CONTEXT_FIELDS | RULE_FIELDS).get(key) or _KINDS[fields[key]])(value)
         except ValueError:
             raise UsageError(f"{value!r} is not a number", where=f"--methods {words}, {key}") from None
     try:

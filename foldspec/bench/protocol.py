@@ -1,7 +1,8 @@
 """How a bench measures (one machine, one request at a time).
 
 For each request: one prefill; from it plain decoding, every method and plain decoding once more, back to back, in an
-order that turns with the request's number; identical ids, limit and stop ids. Before the first request of a length
+order that turns with the request's number; identical ids, limit, stop ids and seed, which is made of the ids (of it
+come drafts that are drawn and a lossy rule's coins). Before the first request of a length
 each method warms up, on an input outside the sample, until its last two runs differ by less than 5%. Parts of a round
 are timed in further runs, which no other figure uses.
 """
@@ -9,6 +10,7 @@ are timed in further runs, which no other figure uses.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +29,7 @@ from foldspec.schedule.trace import PARTS, Stopwatch
 __all__ = ["Arm", "Bench", "WarmUp"]
 
 SETTLED = 0.05
+SEED_DIGITS = 13  # hexadecimal: 52 bits
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Bench:
     def request(self, item: Input, number: int) -> list[dict[str, Any]]:
         """The lines of one request, one a method."""
         where = f"{item.task} {item.length} {item.id}"
+        params = dataclasses.replace(self.params, seed=int(item.sha256[:SEED_DIGITS], 16))
         sequence = order(self.labels, number, self.order)
         runs: dict[str, Run] = {}
         failed: dict[str, str] = {}
@@ -125,7 +129,7 @@ class Bench:
         with self.arms[0].engine.prefill(item.ids) as prefix:
             for label in sequence:
                 try:
-                    runs[label] = measure(self._all[label].engine, prefix, self.params, self.clock)
+                    runs[label] = measure(self._all[label].engine, prefix, params, self.clock)
                 except ResourceError as error:
                     failed[label] = str(error)
                     continue
@@ -137,7 +141,7 @@ class Bench:
             if self.trace:
                 for arm in self.arms:
                     if arm.label in runs:
-                        traces[arm.label] = self.traced(arm, prefix)
+                        traces[arm.label] = self.traced(arm, prefix, params)
             timing = prefix.draft_seconds
         if self.guarded:
             guards.check_group(runs, where)
@@ -179,12 +183,12 @@ class Bench:
             best = sorted(prefix.logits[0].tolist())
         return {"first_diff": at, "gap": best[-1] - best[-2]}
 
-    def traced(self, arm: Arm, prefix: Snapshot) -> dict[str, float]:
+    def traced(self, arm: Arm, prefix: Snapshot, params: SamplingParams) -> dict[str, float]:
         """Milliseconds a round by part, from a run of its own."""
         watch = Stopwatch(self.clock)
         arm.engine.listen(watch)
         try:
-            generation = arm.engine.stream(prefix, self.params)
+            generation = arm.engine.stream(prefix, params)
             with contextlib.suppress(StopIteration):
                 next(generation)
                 watch.start()

@@ -30,6 +30,10 @@ def _speedup(row: Row) -> str:
     return "1" if row["method"] == AR else f"{_ci('speedup', 3)(row)} {MARKS[row['verdict']]}"
 
 
+def _method(row: Row) -> str:
+    return str(row["method"]) if row["lossless"] else f"{row['method']} (lossy)"
+
+
 def _share(row: Row) -> str:
     share = "" if row["bandwidth_share"] is None else f" ({row['bandwidth_share']:.0%})"
     return f"{row['gb_s']:.1f}{share}"
@@ -47,7 +51,7 @@ def _number(name: str, digits: int) -> Callable[[Row], str]:
 COLUMNS: list[Column] = [
     ("task", lambda row: str(row["task"])),
     ("length", lambda row: str(row["length"])),
-    ("method", lambda row: str(row["method"])),
+    ("method", _method),
     ("n", lambda row: str(row["n"])),
     ("out", lambda row: str(row["excluded"])),
     ("tau", _ci("tau")),
@@ -61,7 +65,7 @@ COLUMNS: list[Column] = [
 ]
 AVERAGES: list[Column] = [
     ("length", lambda row: str(row["length"])),
-    ("method", lambda row: str(row["method"])),
+    ("method", _method),
     ("tasks", lambda row: str(row["tasks"])),
     ("tau", _ci("tau")),
     ("speedup", _speedup),
@@ -69,14 +73,14 @@ AVERAGES: list[Column] = [
 AGAINST: list[Column] = [
     ("task", lambda row: str(row["task"])),
     ("length", lambda row: str(row["length"])),
-    ("method", lambda row: str(row["method"])),
+    ("method", _method),
     ("n", lambda row: str(row["n"])),
     ("speedup", _speedup),
 ]
 PARTS: list[Column] = [
     ("task", lambda row: str(row["task"])),
     ("length", lambda row: str(row["length"])),
-    ("method", lambda row: str(row["method"])),
+    ("method", _method),
     *((part, lambda row, part=part: f"{row['parts_ms'][part]:.2f}") for part in ("draft", "verify", "accept", "host")),
 ]
 LEGEND = (
@@ -140,9 +144,12 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if unsettled:
         said = ", ".join(f"{w['method']} at {w['length']}" for w in unsettled)
         lines.append(f"warm-up had not settled to 5%: {said}")
-    disturbed = [row for row in result["summary"] if row["diff_from_ar"]]
+    disturbed = [row for row in result["summary"] if row["diff_from_ar"] and row["lossless"]]
     if disturbed:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
+    for label, method in result["methods"].items():
+        if not method["lossless"]:
+            lines.append(f"{label} is LOSSY: its output's law is {method['law']}")
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
         lines.append(f"load average {' before, '.join(loads)} after; threads: {result['env']['threads']}")

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from foldspec.acceptance import make_rule
 from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.fingerprint import fingerprint
@@ -28,7 +29,7 @@ from foldspec.bench.store import Store
 from foldspec.context import uses
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
-from foldspec.options import CONTEXT_FIELDS, SamplingParams
+from foldspec.options import CONTEXT_FIELDS, MethodOptions, SamplingParams
 
 __all__ = ["Session", "check_options", "dry_run", "dry_run_lines"]
 
@@ -125,6 +126,10 @@ class Session:
         }
         for row in rows:
             row["excluded"] = sum(excluded[row["task"], row["length"]].values())
+        averages = summary.averages(cells, labels, **how)
+        over = [] if settings.against is None else summary.against(cells, labels, settings.against, **how)
+        for row in (*rows, *averages, *over):
+            row["lossless"] = row["method"] not in self.methods or self.methods[row["method"]]["lossless"]
         first = self.methods["ar"]
         result = {
             "schema": NAME,
@@ -160,8 +165,8 @@ class Session:
                 for w in self.bench.warmed
             ],
             "summary": rows,
-            "averages": summary.averages(cells, labels, **how),
-            "against": [] if settings.against is None else summary.against(cells, labels, settings.against, **how),
+            "averages": averages,
+            "against": over,
             "noise": summary.noise(cells, **how),
             "notices": self.notices,
         }
@@ -222,9 +227,15 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def check_options(methods: Sequence[Method]) -> None:
-    """Raises :class:`UsageError` for an unknown context method, and for an option that a method has no use for: no
-    column may have a name that says what was not done."""
+    """Raises :class:`UsageError` for an unknown context method or rule, and for an option that a method has no use for:
+    no column may have a name that says what was not done."""
     for method in methods:
+        options = MethodOptions(**method.changes)
+        try:
+            make_rule(options.accept, **options.rule_options)
+        except UsageError as error:
+            where = f"--methods {method.label}" + (f", {error.where}" if error.where else "")
+            raise UsageError(error.what, where=where, do=error.do) from None
         name = method.changes.get("context")
         used = uses(name) if name is not None else frozenset()
         for key in method.changes:

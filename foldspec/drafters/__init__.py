@@ -20,7 +20,11 @@ KINDS = ("dflash", "dspark")
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
+    "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
 }
+
+# architecture -> the name under which it is known and not supported
+REFUSED = {"DFlash2DraftModel": "DFlash 2"}
 
 # name -> "module:class", made without arguments
 MODEL_FREE = {"lookup": "foldspec.drafters.prompt_lookup:PromptLookup"}
@@ -38,6 +42,8 @@ def make_model_free(name: str) -> Drafter:
 def make_network(config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> DrafterNetwork:
     """A drafter's network, its weights not yet loaded. Raises :class:`CheckpointError` for an unknown architecture."""
     name = config.architecture
+    if name in REFUSED:
+        raise config.error(f"{REFUSED[name]} ({name}) is not supported", do="use a drafter of another kind")
     if name not in ARCHITECTURES:
         raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {', '.join(sorted(ARCHITECTURES))}")
     module, _, attribute = ARCHITECTURES[name].partition(":")

@@ -29,6 +29,7 @@ class DrafterNetwork(nn.Module, ABC):
     ``rope``    the layers' rotary embedding; ``scale`` multiplies their logits
     ``facts``   what the drafter asks of its target
     ``heads``   query heads of a layer
+    ``confident`` whether it says where a block is not worth verifying any further
     ``integer`` tensors that hold whole numbers
     """
 
@@ -38,6 +39,7 @@ class DrafterNetwork(nn.Module, ABC):
     scale: float
     heads: int
     facts: DrafterFacts
+    confident: bool = False
     integer: frozenset[str] = frozenset()
 
     @abstractmethod

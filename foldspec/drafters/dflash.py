@@ -6,7 +6,8 @@ Both published formats, z-lab's and DeepSpec's, share the network:
     K, V of layer l = k_norm(Wk c), Wv c                    stored once, when the token is committed
     block = [anchor, MASK x (B-1)] at positions n .. n+B-1  reads the context and itself
 
-A DeepSpec file may hold DSpark's Markov head, which joins the drafts of a block into a chain.
+A DeepSpec file may hold DSpark's heads (``dspark.py``): a Markov head joins the drafts of a block into a chain, a
+confidence head says where a block is not worth verifying any further.
 
 They differ in what row ``r`` predicts: the token at ``n + r`` (z-lab: B-1 drafts, row 0 unused) or at ``n + r + 1``
 (DeepSpec: B drafts). The wrong shift loses all acceptance without a sound, so it is chosen by architecture alone.
@@ -27,6 +28,7 @@ from foldspec.cache.rows import Rows
 from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
 from foldspec.drafters.base import Drafter, DrafterNetwork
+from foldspec.drafters.dspark import Chain, ConfidenceHead, HeadsConfig, markov_head
 from foldspec.errors import CheckpointError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import LanguageModel
@@ -47,8 +49,9 @@ class DFlashConfig:
     ``block``        B, rows of a block, the anchor's included
     ``first_row``    the first row whose prediction is used: 1 (z-lab) or 0 (DeepSpec)
     ``draft_ids``    size of a restricted draft vocabulary, or None for the target's whole vocabulary
-    ``markov_rank``  rank of DSpark's Markov head; 0 without one
-    ``embedding_scale`` and ``softcap`` come in place of the target's own, where the file has them (z-lab)
+    ``heads``        DSpark's, if there are any
+    ``embedding_scale`` and ``softcap`` come in place of the target's own, where the file has them (z-lab);
+                     ``softcap`` also bounds the logits of a head of its own
     """
 
     geometry: Geometry
@@ -64,7 +67,7 @@ class DFlashConfig:
     own_embedding: bool
     own_head: bool
     draft_ids: int | None
-    markov_rank: int
+    heads: HeadsConfig
     embedding_scale: float | None
     softcap: float | None
     where: str
@@ -84,26 +87,43 @@ class DFlashConfig:
         """``tensors`` are the names in the checkpoint. Raises :class:`CheckpointError`: no value is guessed."""
         name = config.architecture
         if name == "DFlashDraftModel":
-            nested, first_row = config.part("dflash_config"), 1
+            nested, first_row, heads = config.part("dflash_config"), 1, HeadsConfig()
+            config.refuse(enable_confidence_head=False)
         elif name == "Qwen3DSparkModel":
             nested, first_row = config, 0
-            _check_markov(config, tensors)
+            heads = HeadsConfig.from_config(config, tensors)
         else:
             raise config.error(f"unknown drafter architecture {name!r}", do="known: DFlashDraftModel, Qwen3DSparkModel")
-        config.refuse(hidden_act="silu", quantization_config=None)
+        config.refuse(hidden_act="silu")
         nested.refuse(use_swa=False, swa_window_size=None, attention_sink_bias=False, output_multiplier=1.0)
         if first_row == 0 or {"embed_tokens.weight", "lm_head.weight"} & set(tensors):  # not of a table of its own
             nested.refuse(input_embedding_scale=1.0, final_logit_softcapping=None)
-        config.refuse(final_logit_softcapping=None, sample_from_anchor=None, enable_confidence_head=False)
-        if config.has("draft_vocab_size") and "d2t" not in tensors:
-            raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
+        config.refuse(final_logit_softcapping=None)
         geometry = Geometry.from_config(config)
         if not config.has("head_dim"):  # the drafter's own; deriving it would be a guess
             raise config.error("head_dim is missing")
+        rope = Rope.from_config(config, geometry.head_dim)
+        return cls.of(config, nested, tensors, geometry, rope, heads, first_row)
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        nested: ModelConfig,
+        tensors: Collection[str],
+        geometry: Geometry,
+        rope: Rope,
+        heads: HeadsConfig,
+        first_row: int,
+    ) -> DFlashConfig:
+        """The rest, which no backbone changes. ``nested``: where the format keeps what is the drafter's own."""
+        config.refuse(quantization_config=None, sample_from_anchor=None)
+        if config.has("draft_vocab_size") and "d2t" not in tensors:
+            raise config.error("draft_vocab_size is given, but the file has no d2t that maps draft ids to the target's")
         block = nested if nested.has("block_size") else config
         return cls(
             geometry=geometry,
-            rope=Rope.from_config(config, geometry.head_dim),
+            rope=rope,
             layers=_layers(config, nested, geometry.layers),
             block=block.whole("block_size", low=1 + first_row),
             first_row=first_row,
@@ -115,21 +135,11 @@ class DFlashConfig:
             own_embedding="embed_tokens.weight" in tensors,
             own_head="lm_head.weight" in tensors,
             draft_ids=config.whole("draft_vocab_size") if "d2t" in tensors else None,
-            markov_rank=config.whole("markov_rank", 0, low=0) if first_row == 0 else 0,
+            heads=heads,
             embedding_scale=nested.number("input_embedding_scale") if nested.has("input_embedding_scale") else None,
             softcap=nested.number("final_logit_softcapping") if nested.has("final_logit_softcapping") else None,
             where=config.where,
         )
-
-
-def _check_markov(config: ModelConfig, tensors: Collection[str]) -> None:
-    """A Markov head stands in the config and in the file, or in neither; of its kinds, the released one is known."""
-    kind = config.get("markov_head_type", str, "vanilla")
-    has = any(t.startswith("markov_head.") for t in tensors)
-    if has != bool(config.whole("markov_rank", 0, low=0)):
-        raise config.error("markov_rank and the markov_head tensors do not agree")
-    if has and kind != "vanilla":
-        raise config.error(f"a Markov head of type {kind!r} is not supported", do="known type: vanilla")
 
 
 def _layers(config: ModelConfig, nested: ModelConfig, count: int) -> tuple[DrafterLayer, ...]:
@@ -161,18 +171,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(g.width, g.eps, kernels)
         self.mlp = SwiGLU(g.width, g.inner, kernels)
 
-
-class MarkovHead(nn.Module):
-    """What the token before says of the next one: ``W2 W1[previous]`` joins the logits of a row."""
-
-    def __init__(self, rank: int, vocabulary: int, draft_ids: int, kernels: Kernels) -> None:
-        super().__init__()
-        self.markov_w1 = Embedding(vocabulary, rank, kernels)
-        self.markov_w2 = Linear(rank, draft_ids, kernels)
-
-    def forward(self, previous: torch.Tensor) -> torch.Tensor:
-        """Ids [n] of the target -> [n, draft ids]."""
-        return self.markov_w2(self.markov_w1(previous).to(torch.float32))
+    def forward(self, x: torch.Tensor, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Rows [n, width] of a block; ``attend`` makes of q, k and v what the rows read."""
+        x = self.self_attn.output(attend(*self.self_attn.inputs(self.input_layernorm(x))), x)
+        return self.mlp(self.post_attention_layernorm(x), x)
 
 
 class DFlashNetwork(DrafterNetwork):
@@ -195,9 +197,12 @@ class DFlashNetwork(DrafterNetwork):
             self.embed_tokens = Embedding(config.vocabulary, g.width, kernels)
         if config.own_head:
             self.lm_head = Linear(g.width, config.draft_ids or config.vocabulary, kernels)
-        if config.markov_rank:
+        heads, self.confident = config.heads, config.heads.confidence
+        if heads.rank:
             drafted = config.draft_ids or config.vocabulary
-            self.markov_head = MarkovHead(config.markov_rank, config.vocabulary, drafted, kernels)
+            self.markov_head = markov_head(heads, g.width, config.vocabulary, drafted, kernels)
+        if heads.confidence:
+            self.confidence_head = ConfidenceHead(g.width + (heads.rank if heads.with_markov else 0))
         if config.draft_ids:
             self.register_buffer("d2t", torch.empty(config.draft_ids, dtype=torch.int64, device="meta"))
 
@@ -213,6 +218,11 @@ class DFlashNetwork(DrafterNetwork):
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> rows [n, width] of the drafter's own embedding, in the dtype of its arithmetic."""
         return self.embed_tokens(ids).to(self.norm.weight.dtype)
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows [n, width] -> logits [n, draft ids] of the drafter's own head."""
+        logits, cap = self.lm_head(x), self.config.softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     @property
     def blocks(self) -> list[Block]:
@@ -242,7 +252,8 @@ class DFlashNetwork(DrafterNetwork):
 
 class DFlash(Drafter):
     """The network at work for one target, one context method and one way to choose drafts: argmax, or drawn from each
-    row's law; with a Markov head from left to right, each law given the draft before."""
+    row's law; with DSpark's heads from left to right, each law given the draft before, up to the first row that is less
+    sure than the sampling's ``confidence_stop``."""
 
     def __init__(
         self, network: DFlashNetwork, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX
@@ -255,7 +266,7 @@ class DFlash(Drafter):
         self._target_ids = network.target_ids
         self._logits: Callable[[torch.Tensor], torch.Tensor] = partial(target.head, softcap=config.softcap)
         if config.own_head:
-            self._logits = network.lm_head
+            self._logits = network.head
         elif self._target_ids is not None:
             self._logits = partial(self._logits, matrix=target.head_matrix.part(self._target_ids))
         head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
@@ -306,58 +317,71 @@ class DFlash(Drafter):
         if not drafting:
             return proposals
         starts, own = [anchors.starts[i] for i in drafting], [tokens[i] for i in drafting]
-        logits = self._draft([anchors.requests[i] for i in drafting], starts, own, min(max(budgets), self.max_drafts))
+        chain = self._draft([anchors.requests[i] for i in drafting], starts, own, min(max(budgets), self.max_drafts))
         if self._sampling.temperature:
             drawn = [self._sampling.begin(noises[i], anchors.starts[i]) for i in drafting]
-            self._draw(drawn, logits, own, [budgets[i] for i in drafting])
+            self._draw(drawn, chain, own, [budgets[i] for i in drafting])
             for i, draft in zip(drafting, drawn, strict=True):
                 proposals[i] = draft
         else:
-            for i, best in zip(drafting, self._best(logits, own), strict=True):
+            for i, best in zip(drafting, self._best(chain, own), strict=True):
                 proposals[i] = PointMass(tuple(best[: budgets[i]]))
         return proposals
 
-    def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> torch.Tensor:
-        """The logits [requests, count, draft ids] of the first ``count`` drafts of one block a request."""
+    def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> Chain:
+        """The rows of the first ``count`` drafts of one block a request."""
         net, block = self._network, self._config.block
         rows = Rows.of(requests, starts, [block] * len(requests))
         ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
         x = self._embed(torch.tensor(ids, device=net.fc.weight.device).flatten())
         self._reader.begin(rows)
         for i, layer in enumerate(net.blocks):
-            attention = layer.self_attn
-            o = self._reader.attend(i, rows, *attention.inputs(layer.input_layernorm(x)))
-            x = attention.output(o, x)
-            x = layer.mlp(layer.post_attention_layernorm(x), x)
+            x = layer(x, partial(self._reader.attend, i, rows))
         first = self._config.first_row
         used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
-        return self._logits(used).view(len(requests), count, -1)
+        shape = len(requests), count, -1
+        stop, heads = self._sampling.confidence_stop, self._config.heads
+        return Chain(
+            net.markov_head if heads.rank else None,
+            net.confidence_head if heads.confidence and stop else None,
+            heads.with_markov,
+            used.view(shape),
+            self._logits(used).view(shape),
+        )
 
-    def _best(self, logits: torch.Tensor, tokens: list[int]) -> list[list[int]]:
-        """The argmax drafts of each request; with a Markov head each given the one before, the anchor to begin with."""
-        ids = self._target_ids
-        if not self._config.markov_rank:
+    def _best(self, chain: Chain, tokens: list[int]) -> list[list[int]]:
+        """The argmax drafts of each request; with DSpark's heads each given the one before, the first the anchor."""
+        ids, logits, stop = self._target_ids, chain.logits, self._sampling.confidence_stop
+        count = logits.shape[1]
+        if not self._config.heads.rank and not stop:
             drafts = greedy(logits.flatten(0, 1))
             if ids is not None:
                 drafts = ids[drafts].tolist()
-            count = logits.shape[1]
             return [drafts[i * count : (i + 1) * count] for i in range(len(tokens))]
-        drafted, previous = [], torch.tensor(tokens, device=logits.device)
-        for row in range(logits.shape[1]):
-            best = (logits[:, row] + self._network.markov_head(previous)).argmax(-1)
+        drafted, ends, previous = [], [], torch.tensor(tokens, device=logits.device)
+        for _ in range(count):
+            row, sure = chain.next(previous)
+            best = row.argmax(-1)
             previous = best if ids is None else ids[best]
             drafted.append(previous)
-        return torch.stack(drafted, dim=1).tolist()
+            if sure is not None:
+                ends.append(sure < stop)
+        rows = torch.stack(drafted, dim=1).tolist()
+        if not ends:
+            return rows
+        cuts = torch.stack(ends, dim=1).tolist()
+        return [row[: cut.index(True)] if True in cut else row for row, cut in zip(rows, cuts, strict=True)]
 
     def _draw(
-        self, drafts: Sequence[Sampled[Law]], logits: torch.Tensor, tokens: Sequence[int], budgets: Sequence[int]
+        self, drafts: Sequence[Sampled[Law]], chain: Chain, tokens: Sequence[int], budgets: Sequence[int]
     ) -> None:
         """Draw each request's drafts from left to right, as many as its budget has."""
-        previous = list(tokens)
-        for row in range(logits.shape[1]):
-            laws = logits[:, row]
-            if self._config.markov_rank:
-                laws = laws + self._network.markov_head(torch.tensor(previous, device=logits.device))
+        previous, going = list(tokens), list(budgets)
+        for row in range(chain.logits.shape[1]):
+            laws, sure = chain.next(torch.tensor(previous, device=chain.logits.device))
+            if sure is not None:
+                ends = (sure < self._sampling.confidence_stop).tolist()
+                going = [min(budget, row) if end else budget for budget, end in zip(going, ends, strict=True)]
             for i, draft in enumerate(drafts):
-                if row < budgets[i]:
+                if row < going[i]:
                     previous[i] = draft.draw(self._sampling.law(laws[i], self._target_ids))

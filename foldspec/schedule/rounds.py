@@ -142,7 +142,8 @@ class Rounds:
             if verdict.accepted >= sound and not request.done:  # plain decoding would come as far, and no further
                 request.fail(_not_finite(request, position + sound))
             if i < decoding and tokens:
-                request.rounds.append(Round(position, proposal.tokens, min(verdict.accepted, sound), tokens))
+                outside = sum(row < len(tokens) for row in verdict.outside)
+                request.rounds.append(Round(position, proposal.tokens, min(verdict.accepted, sound), tokens, outside))
 
     def _keep(
         self,

@@ -155,6 +155,26 @@ def test_outputs_that_differ_are_counted_with_their_gap(tmp_path: Path, monkeypa
     assert "OUTPUTS DIFFER FROM PLAIN DECODING: only near ties" in done.out
 
 
+def test_a_lossy_method_is_called_so_everywhere(tmp_path: Path) -> None:
+    ways = ("fold:accept=linear:leniency=1/0.5", "full:accept=linear:leniency=0", "window:accept=typical:epsilon=0.2")
+    arguments = (*pair_words(), *SMALL, "--methods", ",".join(ways), "--out", tmp_path)
+    done = main("bench", *arguments)
+    assert done.code == 0 and f"{ways[0]} (lossy)" in done.out and f"{ways[2]} (lossy)" in done.out
+    assert f"{ways[0]} is LOSSY: its output's law is not the target's" in done.out
+    assert f"{ways[1]} (lossy)" not in done.out
+    again = main("bench", *arguments, "--resume", "--format", "json").json
+    assert again["resumed"] == 6
+    check(again)
+    rows = {row["method"]: row for row in again["summary"]}
+    assert {name: row["lossless"] for name, row in rows.items()} == {
+        **dict.fromkeys(("ar", "ar again", ways[1]), True),
+        ways[0]: False,
+        ways[2]: False,
+    }
+    assert again["methods"][ways[0]]["leniency"] == [1.0, 0.5] and "lambda 1/0.5" in again["methods"][ways[0]]["law"]
+    assert rows[ways[0]]["diff_from_ar"] > 0 == rows[ways[1]]["diff_from_ar"] == rows[ways[2]]["diff_from_ar"]
+
+
 def test_resumed_when_it_is_done_nothing_is_run(whole: tuple[Result, Path]) -> None:
     _, out = whole
     before = (out / "requests.jsonl").read_bytes()
@@ -173,6 +193,11 @@ def test_refusals(whole: tuple[Result, Path], tmp_path: Path) -> None:
         "lookup:window=16": "window changes nothing about lookup",
         "full:window=16": "window changes nothing about full",
         "fold,window:alpha=2": "alpha changes nothing about window",
+        "fold:leniency=0.4": "leniency: changes nothing about the rule exact",
+        "fold:accept=linear": "leniency: the rule linear needs it",
+        "fold:accept=linear:leniency=2": "leniency: must be a finite number of at least 0 and at most 1, not 2",
+        "fold:accept=linear:leniency=much": "'much' is not a number",
+        "fold:accept=lax": "unknown acceptance rule 'lax'",
     }.items():
         refused(bench("--methods", words, "--dry-run"), 2, says)
     refused(bench("--methods", "full", "--against", "full"), 2, "--against")

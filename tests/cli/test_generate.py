@@ -36,7 +36,7 @@ PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decod
 IDS = ",".join(map(str, PROMPT))
 SMALL = ["--window", 24, "--prompt-ids", IDS]
 KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "stopped_by", "usage"]
-KEYS += ["tau", "by_position", "tpot_ms", "ttft_ms", "lossless", "settings", "env"]
+KEYS += ["tau", "by_position", "tpot_ms", "ttft_ms", "lossless", "law", "outside", "settings", "env"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_json_object() -> None:
     traced = report(*SMALL, "--max-tokens", 32, "--ignore-eos")
     assert list(traced) == [*KEYS, "rounds", "times_ms"]
     assert len(traced["times_ms"]) == len(traced["rounds"]) + 1
-    assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed"] for r in traced["rounds"])
+    assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed", "outside"] for r in traced["rounds"])
     assert traced["schema"] == "foldspec.generate/1" and traced["lossless"] is True and traced["text"] == ""
     assert traced["prompt_ids"] == PROMPT and traced["token_ids"] == ANSWER == done.json["token_ids"]
     assert traced["finish_reason"] == "length" and traced["tau"] > 1 and traced["tpot_ms"] > 0 and traced["ttft_ms"] > 0
@@ -137,6 +137,37 @@ def test_block_drafts_are_argmax_unless_drawing_is_asked_for() -> None:
             assert whole["settings"]["draft_temperature"] == (1.5 if more else 0.0) and whole["lossless"] is True
     greedy = report(*SMALL, "--max-tokens", 7, "--ignore-eos")["rounds"][0]["drafted"]
     assert first["argmax"] == {tuple(greedy)} and len(first["drawn"]) > 1
+
+
+def test_lossy_output_says_so() -> None:
+    """On stderr, where text goes out, and in the JSON: the law in words, and tokens that the target's law rules out.
+    lambda 0 is plain decoding, at lambda 1 every draft stands; the same holds where tokens are drawn."""
+    asked = [*SMALL, "--max-tokens", 32, "--ignore-eos", "--accept", "linear"]
+    strict, lossy = (report(*asked, "--leniency", share) for share in (0, 1))
+    assert strict["token_ids"] == ANSWER and strict["lossless"] is True and strict["outside"] == 0
+    assert strict["settings"]["leniency"] == 0 and "the target's own" in strict["law"]
+    assert lossy["token_ids"] != ANSWER and lossy["lossless"] is False
+    assert lossy["law"] == lossy["settings"]["law"] and lossy["law"].startswith("not the target's: at drafted")
+    assert all(r["accepted"] == len(r["drafted"]) for r in lossy["rounds"])
+    counts = [r["outside"] for r in lossy["rounds"]]
+    assert lossy["outside"] == sum(counts) > 0 and all(0 <= n <= B - 1 for n in counts)
+    done = generate(*asked, "--leniency", 1)
+    counted = f"tokens that the target's own law rules out: {lossy['outside']}"
+    assert f"lossy (linear): {lossy['law']}; {counted}" in done.err.splitlines()
+    assert "lossy" not in generate(*asked, "--leniency", 0).err
+    drawn = [*asked[:-2], "--temperature", 1, "--draft-temperature", 1, "--top-k", 2, "--seed", 4]
+    exact = report(*drawn, "--accept", "exact")
+    mine, open_end = (report(*drawn, "--accept", "linear", "--leniency", share) for share in (0, 1))
+    assert mine["rounds"] == exact["rounds"] != open_end["rounds"]
+    assert all(r["accepted"] == len(r["drafted"]) for r in open_end["rounds"]) and open_end["outside"] > 0
+    some = report(*drawn, "--accept", "linear", "--leniency", "1/0")
+    assert some["settings"]["leniency"] == [1.0, 0.0] and all(r["accepted"] >= 1 for r in some["rounds"][:-1])
+    for rule, more in {"cactus": ["--leniency", 0.5], "typical": ["--accept-opt", "epsilon=0.01"]}.items():
+        assert report(*drawn, "--accept", rule, *more)["lossless"] is False
+    assert (
+        "an interpretation"
+        in report(*drawn, "--accept", "cactus", "--leniency", 1, "--accept-opt", "divergence=modified")["law"]
+    )
 
 
 def test_half_precision_runs() -> None:

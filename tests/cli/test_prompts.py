@@ -53,6 +53,15 @@ def test_each_answer_is_that_of_the_prompt_alone(tmp_path: Path) -> None:
         assert f"{part} " in done.err
 
 
+def test_lossy_answers_are_announced(tmp_path: Path) -> None:
+    file = written(tmp_path, {"prompt_ids": IDS, "max_tokens": 8, "ignore_eos": True})
+    lossy = ("--accept", "linear", "--leniency", 1)
+    done = generate("--prompts", file, *lossy, "--json")
+    assert done.err.splitlines()[-1].startswith("foldspec: lossy (linear): not the target's")
+    (line,) = lines(done)
+    assert line["lossless"] is False and line["outside"] > 0 and line["law"].startswith("not the target's")
+
+
 def test_the_switches_of_a_template_hold_for_every_line(tmp_path: Path) -> None:
     """A system message of a line's own comes before the command line's; ids are what they are."""
     pair = with_text(copied(tmp_path / "pair"), bos=True, template=TEMPLATE)

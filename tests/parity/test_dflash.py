@@ -53,6 +53,12 @@ NETWORKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "DeepSpec, target's embedding and head": (tiny.DEEPSPEC, ()),
     "DeepSpec, target's head, sliding": ({**tiny.DEEPSPEC, **MIXED}, OWN[:1]),
     "DeepSpec, restricted": ({**tiny.DEEPSPEC, "draft_vocab_size": 40}, ("d2t",)),
+    "DeepSpec on Gemma, its backbone": (gemma.DRAFTER, OWN),
+    "DeepSpec on Gemma, its backbone, values of their own, restricted": (
+        {**gemma.DRAFTER, "attention_k_eq_v": False, "draft_vocab_size": 40, "final_logit_softcapping": 2.0},
+        ("d2t", *OWN[:1]),
+    ),
+    "DeepSpec on Gemma, its backbone, target's embedding and head": (gemma.DRAFTER, ()),
     "DeepSpec, restricted, own head": ({**tiny.DEEPSPEC, "draft_vocab_size": 40}, ("d2t", *OWN)),
 }
 # the other methods' attention is in tests/properties/test_context_methods.py
@@ -111,6 +117,40 @@ class Naive:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
+class NaiveGemma(Naive):
+    """The same on Gemma 4's backbone."""
+
+    def __init__(self, config: dict[str, Any], file: Path, target: Path) -> None:
+        super().__init__({**config, "head_dim": config["global_head_dim"], "rope_theta": 1e6}, file, target)
+        self.scale, self.cap = 32**0.5, config["final_logit_softcapping"]
+        self.inverse[2:] = 0.0  # a quarter of the 8 pairs turns
+
+    def heads(self, x: torch.Tensor, layer: int, kind: str) -> torch.Tensor:
+        own = "k" if kind == "v" and self.c["attention_k_eq_v"] else kind
+        y = self.linear(x, f"layers.{layer}.self_attn.{own}_proj").unflatten(-1, (-1, self.c["head_dim"]))
+        if kind == "v":
+            return y / (y.pow(2).mean(-1, keepdim=True) + self.c["rms_norm_eps"]).sqrt()
+        y = self.norm(y, f"layers.{layer}.self_attn.{kind}_norm.weight")
+        return y * self.c["head_dim"] ** 0.5 if kind == "q" else y  # attention below divides by it
+
+    def logits(self, taps: torch.Tensor, anchor: int, context: str, options: dict[str, str]) -> torch.Tensor:
+        c = self.norm(self.linear(taps.double(), "fc"), "hidden_norm.weight")
+        x = self.scale * self.embedding[[anchor] + [self.own["mask_token_id"]] * (BLOCK - 1)]
+        for i in range(self.c["num_hidden_layers"]):
+            at = f"layers.{i}"
+            h = self.norm(x, f"{at}.input_layernorm.weight")
+            k, v = (torch.cat([self.heads(c, i, kind), self.heads(h, i, kind)]) for kind in "kv")
+            o = brute.layer(self.heads(h, i, "q"), k, v, self.inverse, None, False, context, WINDOW, **options).out
+            o = self.linear(o.flatten(1), f"{at}.self_attn.o_proj")
+            x = x + self.norm(o, f"{at}.post_attention_layernorm.weight")
+            h = self.norm(x, f"{at}.pre_feedforward_layernorm.weight")
+            gate, up = (self.linear(h, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
+            inner = gate * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
+            x = x + self.norm(self.linear(inner, f"{at}.mlp.down_proj"), f"{at}.post_feedforward_layernorm.weight")
+            x = x * self.w[f"{at}.layer_scalar"]
+        return self.cap * torch.tanh(self.norm(x, "norm.weight") @ self.head.T / self.cap)
+
+
 class Pair:
     def __init__(self, name: str, folder: Path) -> None:
         self.config, extra = NETWORKS[name]
@@ -119,7 +159,8 @@ class Pair:
         target = tiny.write_target(folder / "target", config)
         drafter = tiny.write_drafter(folder / "drafter", self.config, extra=extra)
         self.model, self.network = tiny.load_target(target), tiny.load_drafter(drafter)
-        self.naive = Naive(self.config, drafter / "model.safetensors", target / "model.safetensors")
+        naive = NaiveGemma if "its backbone" in name else Naive
+        self.naive = naive(self.config, drafter / "model.safetensors", target / "model.safetensors")
         self.first_row = 1 if self.config["architectures"] == ["DFlashDraftModel"] else 0
 
 

@@ -11,13 +11,23 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from foldspec import Completion, Engine, SamplingParams, cli
 from foldspec.context import METHODS as CONTEXTS
+from foldspec.drafters.dspark import ConfidenceHead
 
 METHODS = ("full", "window", "fold", "shared_window", "streaming", "yarn", "rerope", "infllm", "cmr")
 # cases of each pair: a new pair is a folder of tests/golden/pairs and a line here
-COUNTS = {"a_llama_zlab": 69, "b_qwen3_zlab_mixed": 76, "f_qwen3_5_zlab_mixed": 76, "g_llama_oracle": 69}
+COUNTS = {
+    "a_llama_zlab": 69,
+    "b_qwen3_zlab_mixed": 76,
+    "c_qwen3_deepspec_dflash": 69,
+    "d_qwen3_dspark": 80,
+    "e_gemma4_dspark": 80,
+    "f_qwen3_5_zlab_mixed": 76,
+    "g_llama_oracle": 69,
+}
 NAMES = tuple(COUNTS)
 CASES = [
     (pair, file, name)
@@ -35,7 +45,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine]]:
 
 
 def options(case: Mapping[str, Any]) -> dict[str, Any]:
-    return {"context": case["method"], **case["params"]}
+    return {"context": case["method"], **case["params"], "confidence_stop": case.get("confidence_threshold", 0.0)}
 
 
 def rounds(completion: Completion) -> Rounds:
@@ -45,7 +55,8 @@ def rounds(completion: Completion) -> Rounds:
 def golden_rounds(case: Mapping[str, Any]) -> Rounds:
     """The rounds before the token budget clips a block: the ones to compare."""
     comparable = case["rounds"][: case["n_comparable_rounds"]]
-    return [(r["anchor_pos"], r["drafted"], r["accepted"], r["committed"]) for r in comparable]
+    verified = [r["drafted"][: r.get("verified_drafts")] for r in comparable]  # those that the confidence head lets by
+    return [(r["anchor_pos"], v, r["accepted"], r["committed"]) for r, v in zip(comparable, verified, strict=True)]
 
 
 def check(case: Mapping[str, Any], output: Sequence[int], traced: Rounds) -> None:
@@ -78,6 +89,27 @@ def test_every_comparable_round_of_every_case(pair: tuple[str, Engine], place: i
         assert done.finish_reason == ("stop" if case.get("stop_ids") else "length")
 
 
+@pytest.mark.parametrize("file", ["len0029", "len0072", "len0200", "len0400"])
+def test_the_confidence_of_every_draft_is_the_recorded_one(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = tiny.golden_cases("d_qwen3_dspark")[file]
+    case = golden["cases"]["full_conf"]
+    found: list[float] = []
+    original = ConfidenceHead.forward
+
+    def watched(head: ConfidenceHead, x: torch.Tensor) -> torch.Tensor:
+        sure = original(head, x)
+        found.extend(torch.logit(sure.double()).tolist())
+        return sure
+
+    monkeypatch.setattr(ConfidenceHead, "forward", watched)
+    with tiny.load_pair("d_qwen3_dspark") as engine:
+        params = SamplingParams(max_tokens=golden["max_new"] + 8, ignore_eos=True)  # the last blocks are whole too
+        engine.using(**options(case)).generate(golden["prompts"][case["prompt"]], params)
+    wanted = [each for r in case["rounds"][: case["n_comparable_rounds"]] for each in r["confidence_logits"]]
+    assert len(wanted) >= 5 and found[: len(wanted)] == pytest.approx(wanted, abs=1e-4)
+    assert any(r.get("verified_drafts", 99) < len(r["drafted"]) for r in case["rounds"])
+
+
 @pytest.mark.parametrize("file", ["len0025", "len0200"])
 def test_plain_decoding_gives_the_same_ids(pair: tuple[str, Engine], file: str) -> None:
     name, engine = pair
@@ -108,6 +140,8 @@ def arguments(pair: str, golden: Mapping[str, Any], case: Mapping[str, Any], ids
     words = ["generate", "--target", str(folder / "target"), "--drafter", str(folder / "drafter")]
     words += ["--prompt-ids", ids, "--max-tokens", str(golden["max_new"]), "--ignore-eos", "--json", "--trace"]
     words += ["--context", case["method"], *(f"--context-opt={key}={value}" for key, value in case["params"].items())]
+    if case.get("confidence_threshold"):
+        words += ["--confidence-stop", str(case["confidence_threshold"])]
     if case.get("stop_ids"):
         words += ["--stop-ids", ",".join(map(str, case["stop_ids"]))]
     return words

@@ -102,3 +102,26 @@ def test_match_is_seeded_plain_decoding_on_the_embedded_pair() -> None:
                 assert done.token_ids == wanted, (text, ways[i % 3])
                 accepted[i % 3] += sum(r.accepted for r in done.rounds)
     assert min(accepted) > 0
+
+
+@pytest.mark.parametrize("way", ["argmax drafts", "drawn drafts", "filters", "lookup"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_both_ends_of_the_linear_rule(engine: Engine, way: str, temperature: float) -> None:
+    """At lambda 0 ids and rounds are those of ``exact`` with the same seed (at temperature 0 of plain decoding); at
+    lambda 1 every draft stands, and the request says how many of them the target's law rules out."""
+    drafts = WAYS[way]
+    exact, strict = engine.using(**drafts), engine.using(accept="linear", leniency=0.0, **drafts)
+    loose = strict.using(leniency=1.0)
+    assert strict.lossless and not loose.lossless and loose.law != strict.law
+    ruled_out = 0
+    for i, prompt in enumerate(PROMPTS):
+        params = SamplingParams(**LOOSE | {"temperature": temperature}, seed=i)
+        wanted, done, all_stand = (each.generate(prompt, params) for each in (exact, strict, loose))
+        assert (done.token_ids, done.rounds) == (wanted.token_ids, wanted.rounds) and done.outside == 0
+        assert all(r.accepted == len(r.drafted) for r in all_stand.rounds)
+        ruled_out += all_stand.outside
+        if temperature == 0:
+            assert done.token_ids == engine.using(draft_tokens=0).generate(prompt, params).token_ids
+    assert ruled_out > 0
+    assert loose.using(draft_tokens=0).lossless  # nothing is drafted
+    assert loose.using(accept="exact").lossless and loose.using(accept="cactus", leniency=0.3).method.at_zero is None

@@ -6,21 +6,18 @@ plain decoding, whatever the drafter proposes. Mutants of the code, made from it
 
 from __future__ import annotations
 
-import inspect
-import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from enumerating import Branches, EnumeratedNoise, outcomes
-from tables import IDS, PROMPT, TableDrafter, plain_law, run, total_variation
+from output_laws import keys_of, mutant, output_law
+from tables import IDS, PROMPT, TableDrafter, plain_law, total_variation
 
 from foldspec import laws, sampling
 from foldspec.acceptance import exact, make_rule, match
-from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.rows import Rows
 from foldspec.laws import Law
 from foldspec.noise import Noise, Purpose
@@ -31,30 +28,6 @@ from foldspec.sampling import DraftSampling
 LENGTH, LONGER = 4, 5  # tokens, drafts drawn or not; a round of two drafts commits three at most
 POINT, DRAWN = DraftSampling(), DraftSampling(temperature=1.3)
 SHARED = DraftSampling(temperature=1.3, shared=True)
-
-Outputs = dict[tuple[int, ...], float]
-
-
-def output_law(
-    rule: AcceptanceRule, drafter: TableDrafter, params: SamplingParams, place: int = 0, **how: Any
-) -> Outputs:
-    """The law of one request's output, in a batch of two; the other's output must never change."""
-    others: set[tuple[int, ...]] = set()
-    rounds: list[int] = []
-
-    def once(branches: Branches) -> tuple[int, ...]:
-        noises: list[Noise] = [EnumeratedNoise(branches), Noise(5)]
-        pair = [params, SamplingParams(max_tokens=5, temperature=1.0)]
-        done = run(rule, drafter, pair[:: 1 - 2 * place], noises[:: 1 - 2 * place], **how)
-        others.add(tuple(done[1 - place].output))
-        rounds.append(len(done[place].rounds))
-        return tuple(done[place].output)
-
-    law = outcomes(once)
-    assert len(others) == 1, "a request's noise has reached the other's output"
-    assert max(rounds) >= 2
-    return law
-
 
 PLAIN = {"temperature": 1.0}
 CASES: dict[str, tuple[str, TableDrafter, dict[str, Any]]] = {
@@ -161,20 +134,6 @@ def test_near_ties_in_bfloat16(drafts: DraftSampling, monkeypatch: pytest.Monkey
 # --------------------------------------------------------------------------------------------------------------- keys
 
 
-def keys_of(rule: AcceptanceRule, drafter: TableDrafter) -> Iterator[list[tuple[Any, ...]]]:
-    """The keys that each walk asks its noise for."""
-    params, seen = SamplingParams(max_tokens=LENGTH, temperature=1.0), []
-
-    def once(branches: Branches) -> int:
-        noise = EnumeratedNoise(branches)
-        run(rule, drafter, [params], [noise])
-        seen.append(noise.keys)
-        return 0
-
-    outcomes(once)
-    yield from seen
-
-
 @pytest.mark.parametrize("name", ["drawn", "drawn in a chain", "point mass", "match, point mass", "match, drawn"])
 def test_no_number_is_looked_at_twice_and_drafts_are_keyed_by_their_anchor(name: str) -> None:
     rule, drafter, _ = CASES[name]
@@ -189,17 +148,6 @@ def test_no_number_is_looked_at_twice_and_drafts_are_keyed_by_their_anchor(name:
 
 
 # ------------------------------------------------------------------------------------------------------------- mutants
-
-
-def mutant(module: types.ModuleType, old: str, new: str, **more: Any) -> dict[str, Any]:
-    """The names of a module whose source has one thing changed."""
-    source = inspect.getsource(module)
-    assert source.count(old) == 1, f"{old!r} is in {module.__name__} {source.count(old)} times"
-    changed = types.ModuleType(f"{module.__name__}_mutant")
-    sys.modules[changed.__name__] = changed  # dataclasses look their module up
-    vars(changed).update(more)
-    exec(compile(source.replace(old, new), changed.__name__, "exec"), vars(changed))
-    return vars(changed)
 
 
 ACCEPT, RESIDUAL = "noise.uniform(Purpose.ACCEPT, position)", "Purpose.RESIDUAL, position"

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
+from deciding import strict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stopping import End, defined
 from vocabularies import MAKERS, byte_ids, token_id, tokenizer
 
-from foldspec.acceptance import RULES, make_rule
+from foldspec.acceptance import RULES
 from foldspec.cache.rows import Rows
 from foldspec.drafters.dflash import DFlash
 from foldspec.noise import Noise
@@ -271,7 +272,7 @@ class Forcing:
         plain = tiny.bind(network, self.model, self.drafts, context="full")
         self.drafter = Forced(network, self.model, plain._reader)
         self.drafter.max_drafts = Forced.max_drafts
-        self.loop = Rounds(self.model, self.cache, self.drafter, make_rule(rule), device=tiny.CPU)
+        self.loop = Rounds(self.model, self.cache, self.drafter, strict(rule), device=tiny.CPU)
 
     def prefilled(self, number: int, ids: Sequence[int]) -> torch.Tensor:
         self.cache.open(number)

@@ -14,6 +14,7 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
         "task": "docs",
         "length": 512,
         "method": method,
+        "lossless": True,
         "n": 20,
         "excluded": 0,
         "tau_mean": 1.5,
@@ -51,6 +52,7 @@ def result(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "tasks": [{**DOCS, "excluded": {"too_long": 0, "short_output": 0}}],
         "warmup": [],
         "settings": {"tasks": ["docs"]},
+        "methods": {"ar": {"lossless": True, "law": "the target's own"}},
         "complete": True,
         "notices": [],
     }
@@ -127,3 +129,16 @@ def test_forms() -> None:
     comma = render(result(row("fold", parts_ms={"draft": 1.5})), "csv").splitlines()
     assert "speedup_ci_low,speedup_ci_high" in comma[0] and "parts_ms_draft" in comma[0] and len(comma) == 3
     assert render(result(summary=[], noise=None, complete=False), "table").startswith("CPU")  # nothing was measured yet
+
+
+def test_a_lossy_method_is_called_so_and_its_output_may_differ() -> None:
+    methods = {"ar": {"lossless": True, "law": "p"}, "lin": {"lossless": False, "law": "not the target's: a mixture"}}
+    lossy = row("lin", lossless=False, diff_from_ar=7)
+    averages = [lossy | {"tasks": 2}]
+    for form in ("table", "md"):
+        text = render(result(lossy, methods=methods, averages=averages, against=[lossy | {"against": "full"}]), form)
+        assert text.count("lin (lossy)") == 3 and "ar (lossy)" not in text
+        assert "lin is LOSSY: its output's law is not the target's: a mixture" in text
+        assert "OUTPUTS DIFFER" not in text
+    assert "OUTPUTS DIFFER" in render(result(lossy, row("full", diff_from_ar=1), methods=methods), "table")
+    assert "lossless" in render(result(lossy, methods=methods), "csv").splitlines()[0]

@@ -6,22 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gemma
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
 
-from foldspec import Engine
+from foldspec import Engine, SamplingParams
 from foldspec.context.base import DrafterLayer
 from foldspec.drafters import ARCHITECTURES, make_network
 from foldspec.drafters.dflash import DFlashConfig
-from foldspec.errors import CheckpointError, PairError
+from foldspec.drafters.dspark import HeadsConfig
+from foldspec.drafters.gemma4_dspark import Gemma4Network
+from foldspec.errors import CheckpointError, PairError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
 from foldspec.models.rope import Rope
 
 FORMATS = {"z-lab": tiny.ZLAB, "DeepSpec": tiny.DEEPSPEC}
 NESTED = ("block_size", "mask_token_id", "target_layer_ids")
+MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+SURE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+DSPARK = {**tiny.DEEPSPEC, "markov_rank": 8, **SURE}
 
 
 def read(config: dict[str, Any], tensors: tuple[str, ...] = ()) -> DFlashConfig:
@@ -155,14 +162,49 @@ def test_the_tensors_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["DFlash2DraftModel", "Gemma4DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
+    "architecture", ["DFlash3DraftModel", "Gemma3DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
 )
 def test_unknown_architectures(architecture: str) -> None:
     refuses(
         {**tiny.ZLAB, "architectures": [architecture]},
-        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, Qwen3DSparkModel",
+        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, Gemma4DSparkModel, Qwen3DSparkModel",
     )
-    assert set(ARCHITECTURES) == {"DFlashDraftModel", "Qwen3DSparkModel"}
+    assert set(ARCHITECTURES) == {"DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel"}
+
+
+def test_the_backbone_of_gemma_4() -> None:
+    """Its layers are full ones: their head size and heads count, not those of sliding layers."""
+    config = ModelConfig({**gemma.DRAFTER, **{k: DSPARK[k] for k in ("markov_rank", *SURE)}}, "config.json")
+    network = make_network(config, ("embed_tokens.weight", "lm_head.weight", *MARKOV, *CONFIDENCE), Kernels())
+    assert isinstance(network, Gemma4Network) and network.scale == 1.0 and network.config.max_drafts == 5
+    shapes = {k: tuple(t.shape) for k, t in network.state_dict().items()}
+    assert len(shapes) == 3 + 2 + 4 + 3 * 13
+    assert shapes["layers.0.self_attn.k_proj.weight"] == (16, 32) and "layers.0.self_attn.v_proj.weight" not in shapes
+    assert shapes["layers.0.self_attn.q_norm.weight"] == (16,) and shapes["layers.2.layer_scalar"] == (1,)
+    both = make_network(ModelConfig({**gemma.DRAFTER, "attention_k_eq_v": False}, ""), (), Kernels()).state_dict()
+    assert both["layers.0.self_attn.v_proj.weight"].shape == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, "with sliding layers on Gemma 4"),
+        ({"hidden_activation": "silu"}, "hidden_activation = 'silu' is not supported"),
+        ({"global_head_dim": None}, "global_head_dim is missing"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8 is not supported"),
+        ({"block_size": None}, "block_size is missing"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"markov_rank": 8}, "markov_rank and the markov_head tensors do not agree"),
+        ({"sample_from_anchor": True}, "sample_from_anchor = True is not supported"),
+    ],
+)
+def test_drafters_on_gemma_4_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    refuses(tiny.changed(gemma.DRAFTER, **changes), message)
+
+
+def test_dflash_2_is_refused_by_its_name() -> None:
+    refuses({**tiny.ZLAB, "architectures": ["DFlash2DraftModel"]}, r"DFlash 2 \(DFlash2DraftModel\) is not supported")
 
 
 SHARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
@@ -260,9 +302,6 @@ def test_a_zlab_block_of_one_drafts_nothing() -> None:
     assert read(with_drafter(tiny.DEEPSPEC, block_size=1)).max_drafts == 1
 
 
-MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-
-
 @pytest.mark.parametrize(
     ("changes", "tensors"),
     [
@@ -275,10 +314,62 @@ def test_a_markov_head_is_in_config_and_file_or_in_neither(changes: dict[str, An
     refuses(tiny.changed(tiny.DEEPSPEC, **changes), "markov_rank and the markov_head tensors do not agree", tensors)
 
 
-def test_markov_heads_of_other_kinds_are_refused() -> None:
-    changes = {"markov_rank": 8, "markov_head_type": "gated"}
-    refuses(tiny.changed(tiny.DEEPSPEC, **changes), "Markov head of type 'gated' is not supported", MARKOV)
-    assert read(tiny.changed(tiny.DEEPSPEC, markov_rank=8), MARKOV).markov_rank == 8
+def test_the_heads_of_dspark() -> None:
+    """The tensors of each kind; the released files have 64, of which 4 belong to heads."""
+    plain = HeadsConfig(8, "vanilla", True, True)
+    assert read(tiny.changed(DSPARK, markov_head_type="vanilla"), MARKOV + CONFIDENCE).heads == plain
+    more = {
+        "vanilla": {},
+        "gated": {"gate_proj.weight": (8, 40), "gate_proj.bias": (8,)},
+        "rnn": {"joint_proj.weight": (24, 48), "joint_proj.bias": (24,)},
+    }
+    for kind, own in more.items():
+        config = ModelConfig({**DSPARK, "markov_head_type": kind}, "")
+        state = make_network(config, (*MARKOV, *CONFIDENCE), Kernels()).state_dict()
+        heads = {k: tuple(t.shape) for k, t in state.items() if k.startswith(("markov_head.", "confidence_head."))}
+        assert heads == {
+            **dict.fromkeys(MARKOV, (128, 8)),
+            **{f"markov_head.{name}": shape for name, shape in own.items()},
+            **dict(zip(CONFIDENCE, ((1, 40), (1,)), strict=True)),
+        }
+    alone = {**DSPARK, "markov_rank": 0, "confidence_head_with_markov": False}
+    state = make_network(ModelConfig(alone, ""), CONFIDENCE, Kernels()).state_dict()
+    assert state[CONFIDENCE[0]].shape == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors", "message"),
+    [
+        ({"markov_head_type": "lstm"}, MARKOV + CONFIDENCE, "type 'lstm' is not supported; known: vanilla, gated, rnn"),
+        ({}, MARKOV, "enable_confidence_head and the confidence_head tensors do not agree"),
+        ({"enable_confidence_head": False}, MARKOV + CONFIDENCE, "the confidence_head tensors do not agree"),
+        ({"enable_confidence_head": "yes"}, MARKOV + CONFIDENCE, "enable_confidence_head must be bool"),
+        ({"confidence_head_with_markov": None}, MARKOV + CONFIDENCE, "confidence_head_with_markov is missing"),
+        ({"markov_rank": 0}, CONFIDENCE, "confidence_head_with_markov is true, but there is no Markov head"),
+    ],
+)
+def test_heads_that_are_refused(changes: dict[str, Any], tensors: tuple[str, ...], message: str) -> None:
+    refuses(tiny.changed(DSPARK, **changes), message, tensors)
+    refuses({**tiny.ZLAB, "enable_confidence_head": True}, "enable_confidence_head = True is not supported")
+
+
+def test_a_confidence_stop_needs_a_confidence_head(tmp_path: Path) -> None:
+    target = str(tiny.write_target(tmp_path / "target"))
+    names = (*MARKOV, *CONFIDENCE)
+    sure = str(tiny.write_drafter(tmp_path / "sure", DSPARK, extra=names))
+    plain = str(tiny.write_drafter(tmp_path / "plain", tiny.DEEPSPEC))
+    for drafter in (plain, "none", "lookup"):
+        with pytest.raises(UsageError, match="confidence_stop: the drafter has no confidence head"):
+            Engine.load(target=target, drafter=drafter, confidence_stop=0.5)
+    with Engine.load(target=target, drafter=sure, confidence_stop=1.0) as engine:
+        params = SamplingParams(max_tokens=6)
+        done = engine.generate([1, 2, 3], params)
+        assert done.tau == 1.0 and all(r.drafted == () for r in done.rounds) and len(done.rounds) == 5
+        assert engine.using(draft_tokens=0).generate([1, 2, 3], params).token_ids == done.token_ids
+        with pytest.raises(UsageError, match="no confidence head"):
+            engine.using(drafter="lookup")
+    with Engine.load(target=target, drafter=plain) as engine, pytest.raises(UsageError, match="no confidence head"):
+        engine.using(confidence_stop=0.1)
 
 
 def test_a_restricted_vocabulary_without_its_size() -> None:
@@ -318,7 +409,7 @@ def test_a_mask_outside_the_vocabulary(name: str, tmp_path: Path) -> None:
         loads(tmp_path, with_drafter(FORMATS[name], mask_token_id=128))
 
 
-@pytest.mark.parametrize("extra", ["confidence_head.proj.weight", "layers.0.conv.weight", "candidate_selector.weight"])
+@pytest.mark.parametrize("extra", ["layers.0.conv.weight", "candidate_selector.weight", "v_norm.weight"])
 def test_tensors_that_nothing_reads(extra: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=extra):
         loads(tmp_path, tiny.DEEPSPEC, extra)

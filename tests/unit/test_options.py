@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foldspec.errors import CheckpointError, FoldspecError, PairError, ResourceError, UsageError
-from foldspec.options import EngineOptions, MethodOptions, SamplingParams, token_count
+from foldspec.options import EngineOptions, MethodOptions, SamplingParams, leniency, token_count
 
 WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", -1, "max_tokens: must be a whole number of at least 0, not -1"),
@@ -230,3 +230,18 @@ def test_numbers_of_tokens() -> None:
     for wrong in ("", "k", "M", "1.5k", "8kk", "10G", "8 k k"):
         with pytest.raises(ValueError, match="invalid literal"):
             token_count(wrong)
+
+
+def test_options_of_rules() -> None:
+    """As text, as values, and as they go over from one engine to another: not to another rule."""
+    assert (leniency("0.4"), leniency("0.1/0.5")) == (0.4, (0.1, 0.5))
+    of = MethodOptions.from_pairs({}, {"divergence": "tv", "residual": "verifier"}, accept="cactus", leniency=2.0)
+    assert of.rule_options == {"leniency": 2.0, "divergence": "tv", "residual": "verifier"}
+    assert of.changed(leniency=1.0).rule_options == of.rule_options | {"leniency": 1.0}
+    assert of.changed(accept="exact").rule_options == {}
+    assert of.changed(accept="linear", leniency=[0.3, 0]).leniency == (0.3, 0)
+    assert of.changed(accept="cactus", window=9).rule_options == of.rule_options
+    assert MethodOptions().rule_options == {}
+    for wrong in ([], "0.5", True, (0.5, "x"), math.inf):
+        with pytest.raises(UsageError, match="leniency"):
+            MethodOptions(accept="linear", leniency=wrong)  # type: ignore[arg-type]

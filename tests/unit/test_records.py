@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from deciding import decide
+from deciding import decide, strict
 
 from foldspec.acceptance import RULES, make_rule
 from foldspec.context import METHODS, make_method
@@ -94,7 +94,7 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_states_its_law(name: str) -> None:
-    rule = make_rule(name)
+    rule = strict(name)
     assert rule.law() and isinstance(rule.lossless, bool)
 
 

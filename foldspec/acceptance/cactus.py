@@ -1,0 +1,78 @@
+"""``cactus``: the drafted token's probability is raised within a budget of divergence (ICLR 2026; methods 3.4).
+
+With ``a = p(y)``, the law h that is nearest to p and gives y the mass g scales all others alike:
+
+    h(y) = g        h(v) = p(v) (1 - g) / (1 - a)        g the largest with D(Bern(g) || Bern(a)) <= delta
+
+The draft stands with probability ``min(1, g / q(y))``, else the residual ``Norm([h - q]+)`` is drawn from
+(``residual=relaxed``), or ``Norm([p - q]+)`` (``verifier``). Because h depends on the draft, what comes has no closed
+form. Divergences: ``taylor`` (as in the official code: KL to second order, g = a + sqrt(2 delta a (1 - a))),
+``exact_kl``, ``tv`` (g = a + delta), ``chi2`` (g = a + sqrt(delta a (1 - a))). ``modified`` computes as ``exact_kl``
+does: it is our reading of what the second paper calls modified Cactus, whose definition we have not seen.
+
+delta 0 is the rule ``exact``. A token with p(y) = 0 is never raised, so at temperature 0 the rule is ``exact`` too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.laws import Law
+
+__all__ = ["Cactus", "raised_by"]
+
+HALVINGS = 100  # more than a float has digits
+
+
+class Cactus(Relaxed):
+    """``leniency`` is delta, at least 0."""
+
+    def __init__(self, leniency: float, divergence: str = "taylor", residual: str = "relaxed") -> None:
+        self._delta, self._divergence, self._residual = leniency, divergence, residual
+        self.lossless = leniency == 0
+
+    def allowed(self, draft: Draft) -> float:
+        return draft.p.prob(draft.token) + self._step(draft)
+
+    def residual(self, draft: Draft) -> Law:
+        others, step = draft.p.others(draft.token), self._step(draft)
+        if self._residual == "verifier" or step >= others:
+            return draft.p.minus(draft.q)
+        return draft.p.minus(draft.q, others / (others - step))  # h - q, over the factor that scales p
+
+    def law(self) -> str:
+        if self.lossless:
+            return "the target's own, by rejection sampling (cactus with delta 0)"
+        ball = {"modified": "exact KL, an interpretation of modified Cactus"}.get(self._divergence, self._divergence)
+        return (
+            f"not the target's: each draft's probability is raised within a divergence of {self._delta:g} ({ball}; at "
+            "temperature 0 not at all); the token after a round's drafts is the target's own"
+        )
+
+    def _step(self, draft: Draft) -> float:
+        return raised_by(draft.p.prob(draft.token), draft.p.others(draft.token), self._delta, self._divergence)
+
+
+def raised_by(a: float, others: float, delta: float, divergence: str) -> float:
+    """g - a, at most ``others``, which is 1 - a."""
+    if a <= 0 or delta <= 0:
+        return 0.0
+    if divergence in ("exact_kl", "modified"):
+        return _by_kl(a, others, delta)
+    step = {"taylor": math.sqrt(2 * delta * a * others), "chi2": math.sqrt(delta * a * others), "tv": delta}[divergence]
+    return min(others, step)
+
+
+def _by_kl(a: float, others: float, delta: float) -> float:
+    """The root of KL(Bern(a + step) || Bern(a)) = delta, by bisection."""
+    if others <= 0 or -math.log(a) <= delta:  # the divergence at g = 1
+        return others
+    low, high = 0.0, others
+    for _ in range(HALVINGS):
+        step = (low + high) / 2
+        spent = (a + step) * math.log1p(step / a)
+        if step < others:
+            spent += (others - step) * math.log1p(-step / others)
+        low, high = (step, high) if spent <= delta else (low, step)
+    return low

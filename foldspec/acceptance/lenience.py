@@ -1,0 +1,44 @@
+"""``lenience``: drafts are judged as if q were smaller (Leviathan et al. 2023, appendix A.5; methods 3.2).
+
+A draft stands with probability ``min(1, p(y) / (l q(y)))`` for l in (0, 1], so no token comes with more than
+``p(y) / l``; l = 1 is the rule ``exact``. The law of what comes is ``min(p / l, q)`` and, where a draft falls, the
+residual ``Norm([p - q]+)``, which the original leaves as it is (``residual=verifier``), or ``Norm([p / l - q]+)``, that
+of the comparison (``relaxed``).
+
+At temperature 0 a draft stands if ``p(y) >= l max p``, with p at temperature 1; else the argmax takes its place.
+"""
+
+from __future__ import annotations
+
+from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.laws import Law
+
+__all__ = ["Lenience"]
+
+
+class Lenience(Relaxed):
+    """``leniency`` is l."""
+
+    def __init__(self, leniency: float, residual: str = "verifier") -> None:
+        self._lenience, self._times = leniency, leniency if residual == "relaxed" else 1.0
+        self.lossless = leniency == 1
+
+    def allowed(self, draft: Draft) -> float:
+        best = draft.p.token
+        if best is None:
+            return draft.p.prob(draft.token) / self._lenience
+        if draft.token == best or self.lossless:  # of two that tie at the top, plain decoding takes the lower id
+            return float(draft.token == best)
+        raw = draft.raw()
+        return float(raw.prob(draft.token) >= self._lenience * raw.prob(best))
+
+    def residual(self, draft: Draft) -> Law:
+        return draft.p.minus(draft.q, self._times)
+
+    def law(self) -> str:
+        if self.lossless:
+            return "the target's own, by rejection sampling (lenience 1)"
+        return (
+            f"not the target's: at drafted positions no token comes with more than p / {self._lenience:g}, at "
+            f"temperature 0 none with p below {self._lenience:g} max p; the token after a round's drafts is its own"
+        )

@@ -1,0 +1,34 @@
+"""``typical``: a draft stands if it is likely enough, whatever it was drawn from (Medusa, Cai et al. 2024).
+
+A draft stands if ``p(y) > min(epsilon, factor exp(-H(p)))``, H in nats; else the target's argmax takes its place. At
+temperature 0 it is the rule ``exact``: there is no entropy, and one id alone is likely.
+"""
+
+from __future__ import annotations
+
+import math
+
+from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.laws import Law
+
+__all__ = ["Typical"]
+
+
+class Typical(Relaxed):
+    lossless = False
+
+    def __init__(self, epsilon: float = 0.09, factor: float = 0.3) -> None:
+        self._epsilon, self._factor = epsilon, factor
+
+    def allowed(self, draft: Draft) -> float:
+        least = min(self._epsilon, self._factor * math.exp(-draft.p.entropy()))
+        return float(draft.p.prob(draft.token) > least)
+
+    def residual(self, draft: Draft) -> Law:
+        return Law.point(draft.p.likeliest())
+
+    def law(self) -> str:
+        return (
+            f"not the target's: a draft stands if p is above min({self._epsilon:g}, {self._factor:g} exp(-entropy)), "
+            "else the target's argmax comes; the token after a round's drafts is the target's own"
+        )
