@@ -56,6 +56,11 @@ def _by_layer(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return lambda text: tuple(number(part) for part in text.split("/"))
 
 
+# the least that a whole number among the options of context methods may be
+_LEAST = {
+    "window": 1, "draft_window": 1, "sinks": 0, "recents": 1, "yarn_ref": 1, "rerope_len": 2, "infllm_block": 1,
+    "infllm_init": 0, "infllm_topk": 1, "infllm_repr": 0, "cmr_chunk": 1, "cmr_topk": 1, "cmr_period": 1,
+}  # fmt: skip
 # how a method reads its context: option -> what makes its value of a text
 CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
     "window": int,
@@ -64,33 +69,7 @@ CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
     "far_boundary": str,
     "layer_window": _by_layer(int),
     "layer_alpha": _by_layer(float),
-    "draft_window": int,
-    "sinks": int,
-    "recents": int,
-    "yarn_ref": int,
-    "rerope_len": int,
-    "infllm_block": int,
-    "infllm_init": int,
-    "infllm_topk": int,
-    "infllm_repr": int,
-    "cmr_chunk": int,
-    "cmr_topk": int,
-    "cmr_period": int,
-}
-_LEAST = {  # of the whole numbers among them
-    "window": 1,
-    "draft_window": 1,
-    "sinks": 0,
-    "recents": 1,
-    "yarn_ref": 1,
-    "rerope_len": 2,
-    "infllm_block": 1,
-    "infllm_init": 0,
-    "infllm_topk": 1,
-    "infllm_repr": 0,
-    "cmr_chunk": 1,
-    "cmr_topk": 1,
-    "cmr_period": 1,
+    **dict.fromkeys(_LEAST, int),
 }
 
 
