@@ -4,9 +4,7 @@ state is that of a run that nothing disturbed."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from foldspec.errors import UsageError
 from foldspec.schedule.scheduler import Scheduler
 
 WINDOW, PAGE, CHUNK, NEW = 24, 16, 64, 24
-PAIRS = ("a_llama_zlab", "b_qwen3_zlab_mixed")
+PAIRS = ("a_llama_zlab", "b_qwen3_zlab_mixed", "e_gemma4_dspark", "f_qwen3_5_zlab_mixed")
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {},
@@ -48,8 +46,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=PAIRS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with load(tmp_path_factory.mktemp("pair"), request.param) as engine:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A trained pair of the goldens, with small pages and chunks."""
+    folder = tiny.PAIRS / request.param
+    options: dict[str, Any] = {"window": WINDOW, "page_size": PAGE, "prefill_chunk": CHUNK, "max_batch": 4}
+    target, drafter = str(folder / "target"), str(folder / "drafter")
+    with Engine.load(target=target, drafter=drafter, device="cpu", **options) as engine:
         yield engine
 
 
@@ -58,16 +60,6 @@ def plain(engine: Engine) -> dict[int, tuple[int, ...]]:
     """Plain decoding after a prompt of each length."""
     done = engine.using(draft_tokens=0).generate([prompt(n) for n in EDGES], PARAMS)
     return {n: one.token_ids for n, one in zip(EDGES, done, strict=True)}
-
-
-def load(folder: Path, name: str, **options: Any) -> Engine:
-    """A trained pair of the goldens, for contexts of 2,048 tokens; small pages and chunks."""
-    for side in ("target", "drafter"):
-        shutil.copytree(tiny.PAIRS / name / side, folder / side)
-        config = folder / side / "config.json"
-        config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 2048}))
-    options = {"window": WINDOW, "page_size": PAGE, "prefill_chunk": CHUNK, "max_batch": 4, **options}
-    return Engine.load(target=str(folder / "target"), drafter=str(folder / "drafter"), device="cpu", **options)
 
 
 def test_every_method_has_a_case() -> None:
