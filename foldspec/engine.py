@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast, overload
 
+from foldspec import forcing
 from foldspec.acceptance import make_rule
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
@@ -42,7 +43,8 @@ class Engine:
     def __init__(self, resources: Resources, method: MethodOptions) -> None:
         self._resources = resources
         self.method = filled_in(method, resources.found)
-        self._rule = make_rule(self.method.accept)
+        forced = _forced(self.method, resources.found.entry.name if resources.found.entry else None)
+        self._rule = make_rule(self.method.accept, forced)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
@@ -52,6 +54,7 @@ class Engine:
             device=resources.device,
             draft_tokens=self.method.draft_tokens,
         )
+        self._rounds.check_drafts(0 if forced is None else forced.least_drafts)
         progress = resources.progress
         self.scheduler = Scheduler(
             self._rounds,
@@ -60,6 +63,7 @@ class Engine:
             chunk=resources.chunk,
             turn=resources.turn,
             prefilling=None if progress is None else lambda done, total: progress("prefill", done, total),
+            fill=resources.filler(self._drafter),
             debug=resources.check_caches if resources.options.debug else None,
         )
 
@@ -132,8 +136,21 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law."""
-        return self._rule.lossless
+        """Whether output follows the target's own law, which is nothing of dummy weights."""
+        return self._rule.lossless and not self._resources.found.dummy
+
+    @property
+    def made_up(self) -> tuple[str, ...]:
+        """What is not real of a run, in words: dummy weights, forced acceptance. Outputs then mean nothing: there is no
+        text, and nothing is compared."""
+        options, words = self._resources.options, []
+        if self._resources.found.dummy:
+            words.append("dummy weights")
+            if options.dummy_layers is not None:
+                words[0] += f" of {self._resources.found.model.layer_count} layers"
+        if self.method.force_accept is not None and self._drafter.max_drafts:
+            words.append(f"forced acceptance {self.method.force_accept}")
+        return tuple(words)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -176,7 +193,8 @@ class Engine:
         words = isinstance(prompt, str) or _are_messages(prompt)
         tokenizer = cast(Tokenizer, found.tokenizer)  # for ids, which need none, it may be missing
         if words and tokenizer is None:
-            raise UsageError("the target has no tokenizer.json", where=folder, do="give the prompt as token ids")
+            what = "dummy weights come without a tokenizer" if found.dummy else "the target has no tokenizer.json"
+            raise UsageError(what, where=folder, do="give the prompt as token ids")
         ids: list[Any]
         if isinstance(prompt, str):
             ids = tokenizer.encode_prompt(prompt)
@@ -198,6 +216,8 @@ class Engine:
 
     def _check_params(self, params: SamplingParams) -> None:
         self._check_ids(params.stop_ids, "stop_ids")
+        if params.stop and self.method.force_accept is not None:
+            raise UsageError("stop strings need a text, which forced acceptance does not give", where="stop")
         if params.stop and self.tokenizer is None:
             folder = str(self._resources.found.target.folder)
             raise UsageError("stop strings need a tokenizer.json, which is not there", where=folder, do="use stop ids")
@@ -280,7 +300,7 @@ class Engine:
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()
         noise = Noise(params.seed or 0)  # at temperature 0 only drafts may be drawn, and a fixed seed will do
-        text = TextStream(self.tokenizer, params.stop)
+        text = TextStream(None if self.made_up else self.tokenizer, params.stop)
         request = Request(resources.new_id(), ids, limit, stops, params, text, noise)
         self.scheduler.check_size(request)
         origin = None if prefix is None else Origin(prefix.request, prefix.logits, prefix.seconds)
@@ -299,6 +319,8 @@ class Engine:
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
             "law": self._rule.law(),
+            "load_format": resources.options.load_format,
+            "dummy_layers": resources.options.dummy_layers,
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
             "prefill_budget": resources.budget,
@@ -336,6 +358,13 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
+    """How acceptance is forced. Raises :class:`UsageError` where a paper's figure is asked for that there is not."""
+    if method.force_accept is None or method.draft_tokens == 0:
+        return None
+    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context)
 
 
 def _are_messages(prompt: Any) -> bool:

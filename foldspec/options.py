@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foldspec import forcing
 from foldspec.errors import UsageError
 
 __all__ = ["CONTEXT_FIELDS", "EngineOptions", "MethodOptions", "SamplingParams", "token_count"]
@@ -26,6 +27,7 @@ FAR_BOUNDARIES = ("D", "complement")
 CONTEXT_FIELDS = {"window": int, "alpha": float, "coverage": str, "far_boundary": str}  # how a method reads its context
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
+LOAD_FORMATS = ("auto", "dummy")
 SEED_BITS = 64
 UNITS = {"k": 1 << 10, "m": 1 << 20}
 
@@ -186,6 +188,8 @@ class MethodOptions:
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
     ``draft_noise``    ``own``; or ``shared``: drawn with the target's noise at that position, for ``match`` alone
+    ``force_accept``   in place of a rule, for timing: so many drafts stand in each round (``forcing.parse``); None: the
+                       rule decides
     """
 
     context: str = "fold"
@@ -200,6 +204,7 @@ class MethodOptions:
     draft_top_k: int = 0
     draft_top_p: float = 1.0
     draft_noise: str = "own"
+    force_accept: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "accept", "drafter"):
@@ -219,6 +224,12 @@ class MethodOptions:
         _one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
         if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
             raise UsageError("shared goes with the rule match alone", where="draft_noise")
+        if self.force_accept is not None:
+            if not isinstance(self.force_accept, str):
+                raise UsageError(f"must be text, not {self.force_accept!r}", where="force_accept")
+            forcing.parse(self.force_accept)
+            if self.accept != "exact":
+                raise UsageError("comes in place of a rule", where="force_accept", do="leave the rule out")
         if self.draft_temperature and self.drafter is not None:
             raise UsageError(f"{self.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
         if self.draft_temperature == 0:
@@ -265,6 +276,9 @@ class EngineOptions:
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
     ``cache_dir``      where prepared checkpoints and compiled kernels are kept
+    ``load_format``    ``auto``: the checkpoints' own weights; ``dummy``: random ones of the same shapes and dtypes, in
+                       place of any file, and contexts that are made up in place of a prefill: for timing
+    ``dummy_layers``   the dummies' layers, in place of all; the last ones, which have every kind; None: all
     """
 
     device: str = "auto"
@@ -282,6 +296,8 @@ class EngineOptions:
     offline: bool = False
     compiler: str | None = None
     cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "foldspec")
+    load_format: str = "auto"
+    dummy_layers: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
@@ -295,6 +311,10 @@ class EngineOptions:
         _whole("prefill_budget", self.prefill_budget, 1, optional=True)
         _whole("cache_tokens", self.cache_tokens, 1, optional=True)
         _whole("page_size", self.page_size, 16)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _whole("dummy_layers", self.dummy_layers, 1, optional=True)
+        if self.dummy_layers is not None and self.load_format != "dummy":
+            raise UsageError("is for dummy weights", where="dummy_layers", do="add --load-format dummy")
         if self.page_size & (self.page_size - 1):
             raise UsageError(f"must be a power of two, not {self.page_size}", where="page_size")
         if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", self.device):

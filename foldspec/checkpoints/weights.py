@@ -35,6 +35,7 @@ def load_into(
     wide: Collection[str] = (),
     rename: Rename = lambda name: name,
     integer: Collection[str] = (),
+    fill: Callable[[str, torch.Tensor], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Fill ``module``, built on the meta device, from ``weights``. What has a place already is read into it.
@@ -42,7 +43,8 @@ def load_into(
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
     cast to ``dtype``, those of keys in ``matrices`` to ``held`` if that is given, those in ``wide`` to at least fp32;
-    the keys in ``integer`` take integer tensors and keep the module's own integer dtype.
+    the keys in ``integer`` take integer tensors and keep the module's own integer dtype. With ``fill`` no file is
+    opened: it is given each key and its tensor, to be filled.
     ``progress("load", bytes done, bytes)``. Raises :class:`CheckpointError` before a tensor is read if anything does
     not fit, and :class:`ResourceError` when memory runs out.
     """
@@ -68,7 +70,10 @@ def load_into(
                 where=str(weights.folder),
                 do="use a smaller --dtype, another --device or a smaller checkpoint",
             ) from error
-        _read(entry, tensor, buffer)
+        if fill is None:
+            _read(entry, tensor, buffer)
+        else:
+            fill(key, tensor)
         if not placed:
             _assign(module, key, tensor)
         done += entry.size
