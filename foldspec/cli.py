@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from foldspec import __version__, cli_bench, cli_models, cli_prompts
 from foldspec.cli_shared import (
     INTERRUPTED,
+    add_dummy,
     add_engine,
     add_pair,
     add_sampling,
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
     method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
     add_engine(generate)
+    add_dummy(generate)
     output = generate.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
     output.add_argument("--trace", action="store_true", help="with --json: every round")
@@ -151,7 +153,7 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
             raise UsageError("must be KEY=VALUE, each key once", where=f"--context-opt {text}")
         pairs[key] = value
     flags = ["context", "window", "alpha", "accept", "draft_tokens"]
-    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise"]
+    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise", "force_accept"]
     method = MethodOptions.from_pairs(pairs, **{name: getattr(options, name) for name in flags})
     return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
@@ -194,6 +196,7 @@ def _generate(options: argparse.Namespace) -> int:
             **method,
             **engine_options(options),
         )
+        terminal.made_up = engine.made_up
         if not options.quiet:
             notices(engine.notices)
         if asked is not None:
@@ -223,14 +226,14 @@ def _generate(options: argparse.Namespace) -> int:
             if not options.quiet:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
-                print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
+                print(f"{summary(generation.completion, engine.made_up)}, {reason}{seed}", file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)
                 used = {"chat": chat, "system": options.system, "thinking": options.thinking}
                 used["seed"] = generation.completion.seed
                 settings = report["settings"] | vars(params) | used
                 print(json.dumps(report | {"settings": settings}), flush=True)
-            elif engine.tokenizer is None and not options.quiet:
+            elif engine.tokenizer is None and not engine.made_up and not options.quiet:
                 what = "the target has no tokenizer.json, so there is no text; --json gives ids"
                 print(f"foldspec: {what}", file=sys.stderr)
     return code
@@ -311,6 +314,7 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "tpot_ms": None if done.tpot is None else done.tpot * 1e3,
         "ttft_ms": None if done.ttft is None else done.ttft * 1e3,
         "lossless": engine.lossless,
+        "made_up": engine.made_up,
         "settings": engine.settings(),
         "env": engine.env(),
     }

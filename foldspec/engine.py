@@ -140,9 +140,9 @@ class Engine:
         return self._rule.lossless and not self._resources.found.dummy
 
     @property
-    def made_up(self) -> tuple[str, ...]:
-        """What is not real of a run, in words: dummy weights, forced acceptance. Outputs then mean nothing: there is no
-        text, and nothing is compared."""
+    def made_up(self) -> str:
+        """What is not real of a run, in words: dummy weights, forced acceptance; empty as a rule. Outputs then mean
+        nothing: there is no text, and nothing is compared."""
         options, words = self._resources.options, []
         if self._resources.found.dummy:
             words.append("dummy weights")
@@ -150,7 +150,7 @@ class Engine:
                 words[0] += f" of {self._resources.found.model.layer_count} layers"
         if self.method.force_accept is not None and self._drafter.max_drafts:
             words.append(f"forced acceptance {self.method.force_accept}")
-        return tuple(words)
+        return ", ".join(words)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -319,6 +319,8 @@ class Engine:
             "dtype": str(resources.dtype).removeprefix("torch."),
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
             "law": self._rule.law(),
+            "lossless": self.lossless,
+            "made_up": self.made_up,
             "load_format": resources.options.load_format,
             "dummy_layers": resources.options.dummy_layers,
             "max_context": resources.max_context,

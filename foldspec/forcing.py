@@ -49,7 +49,8 @@ def parse(spec: str) -> Forcing | None:
         if spec.startswith("tau="):
             mean = float(spec.removeprefix("tau="))
             if not 1 <= mean <= 1000:
-                raise UsageError(f"tau is at least 1, the target's own token, and at most 1000, not {mean:g}", where=WHERE)
+                what = f"tau is at least 1, the target's own token, and at most 1000, not {mean:g}"
+                raise UsageError(what, where=WHERE)
             return Forcing(mean=mean)
         if spec.isdecimal() and spec.isascii() and len(spec) < 5:
             return Forcing(count=int(spec))

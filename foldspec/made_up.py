@@ -23,11 +23,12 @@ class Numbers:
     def fill(self, out: torch.Tensor, scale: float = 1.0, mean: float = 0.0) -> None:
         """Fill a contiguous tensor of floats with numbers of this mean and standard deviation."""
         flat, done = out.view(-1), 0
-        numbers = (self._cycle * scale + mean).to(out.dtype)
+        cycle = (self._cycle * scale + mean).to(out.dtype) if len(flat) > _CYCLE else None
         while done < len(flat):
             count = min(_CYCLE - self._next, len(flat) - done)
-            flat[done : done + count] = numbers[self._next : self._next + count]
-            self._next = (self._next + count) % _CYCLE
+            part = slice(self._next, self._next + count)
+            flat[done : done + count] = self._cycle[part] * scale + mean if cycle is None else cycle[part]
+            self._next = part.stop % _CYCLE
             done += count
 
     def tensor(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

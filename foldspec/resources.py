@@ -218,7 +218,7 @@ class Resources:
         drafter.close(request)
 
     def filler(self, drafter: Drafter) -> Callable[[int, Sequence[int]], None] | None:
-        """What gives an open request a past of so many tokens that is made up, always the same; None but for dummies."""
+        """What gives an open request a past that is made up, always the same; None where weights are no dummies."""
         if not self.found.dummy:
             return None
 

@@ -152,8 +152,8 @@ class Scheduler:
     ``max_batch`` requests run at most; ``budget`` and ``chunk`` limit prompt tokens (see the module's head). ``turn``
     is one for all schedulers over the same caches: with it, any thread may call anything. ``prefilling(done, total)``
     hears of each chunk; what it raises ends the step. ``fill(request, tokens)`` gives an open request a past that is
-    made up, which then takes the place of a prefill but for the last token. ``debug`` checks the caches after every step, which then looks at
-    its own books too. ``watch`` hears of every step.
+    made up, which then takes the place of a prefill but for the last token. ``debug`` checks the caches after every
+    step, which then looks at its own books too. ``watch`` hears of every step.
     """
 
     def __init__(
