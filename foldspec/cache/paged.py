@@ -252,8 +252,9 @@ class PagedCache:
         self.tables.extend(request, entries)
         for pool in self._pools:
             first = 0 if pool.rings is None else max(0, entries - pool.rings.capacity)
-            for slot, count in self._runs(pool, request, first, entries):
-                for data in (*pool.keys, *pool.values):
+            runs = self._runs(pool, request, first, entries)
+            for data in (*pool.keys, *pool.values):
+                for slot, count in runs:  # inside, so that the same entries get the same numbers wherever pages lie
                     numbers.fill(data[slot : slot + count])
         for states in self._recurrent:
             states.fill(request, entries, numbers)

@@ -22,8 +22,8 @@ _DTYPES = {
     "I32": torch.int32,
 }
 # Bytes read at a time. What is cast goes through a buffer of so many, beside the weights themselves all the memory that
-# loading takes; the rest goes straight to its place. Files are read, not mapped: that is as fast, and a file that is cut
-# short or cannot be read is an error then, and no signal that ends the process.
+# loading takes; the rest goes straight to its place. Files are read, not mapped: that is as fast, and a file that is
+# cut short or cannot be read is an error then, and no signal that ends the process.
 _CHUNK, _PIECE = 4 << 20, 64 << 20
 
 
@@ -48,8 +48,8 @@ def load_into(
     cast to ``dtype``, those of keys in ``matrices`` to ``held`` if that is given, those in ``wide`` to at least fp32;
     the keys in ``integer`` take integer tensors and keep the module's own integer dtype. With ``fill`` no file is
     opened: it is given each key and its tensor, to be filled.
-    ``progress("load", bytes done, bytes)`` hears of every piece. Raises :class:`CheckpointError` before a tensor is read if anything does
-    not fit, and :class:`ResourceError` when memory runs out.
+    ``progress("load", bytes done, bytes)`` hears of every piece. Raises :class:`CheckpointError` before a tensor is
+    read if anything does not fit, and :class:`ResourceError` when memory runs out.
     """
     state = module.state_dict()
     found = check(weights, {key: tuple(t.shape) for key, t in state.items()}, rename=rename, integer=integer)
