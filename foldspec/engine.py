@@ -192,7 +192,7 @@ class Engine:
         found, folder = self._resources.found, str(self._resources.found.target.folder)
         words = isinstance(prompt, str) or _are_messages(prompt)
         tokenizer = cast(Tokenizer, found.tokenizer)  # for ids, which need none, it may be missing
-        if words and tokenizer is None:
+        if words and found.tokenizer is None:
             what = "dummy weights come without a tokenizer" if found.dummy else "the target has no tokenizer.json"
             raise UsageError(what, where=folder, do="give the prompt as token ids")
         ids: list[Any]

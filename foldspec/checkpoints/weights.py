@@ -97,7 +97,7 @@ def _read(entry: Entry, tensor: torch.Tensor, buffer: bytearray, report: Callabl
     source = _DTYPES[entry.dtype]
     flat = tensor.view(-1)
     straight = tensor.dtype == source and tensor.device.type == "cpu"
-    place = memoryview(flat.view(torch.uint8).numpy() if straight else buffer)
+    place = flat.view(torch.uint8).numpy().data if straight else memoryview(buffer)
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
