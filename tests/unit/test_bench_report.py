@@ -14,6 +14,7 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
         "task": "docs",
         "length": 512,
         "method": method,
+        "made_up": "",
         "n": 20,
         "excluded": 0,
         "tau_mean": 1.5,
@@ -51,6 +52,7 @@ def result(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "tasks": [{**DOCS, "excluded": {"too_long": 0, "short_output": 0}}],
         "warmup": [],
         "settings": {"tasks": ["docs"]},
+        "methods": {"ar": {}},
         "complete": True,
         "notices": [],
     }
