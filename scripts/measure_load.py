@@ -52,7 +52,7 @@ def write(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     model = model_class(ModelConfig(CONFIG, "")).from_config(ModelConfig(CONFIG, ""), (), Kernels())
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    names, numbers, weight_map = list(shapes), Numbers(), {}
+    names, numbers, weight_map = list(shapes), Numbers(), dict[str, str]()
     for i in range(SHARDS):
         shard = f"model-{i + 1:05}-of-{SHARDS:05}.safetensors"
         tensors = {}
@@ -81,7 +81,7 @@ def read(folder: Path) -> dict[str, float]:
         view, done = kept[-1].numpy().data, 0
         with path.open("rb", buffering=0) as file:
             while done < len(view):
-                done += file.readinto(view[done : done + (64 << 20)])  # type: ignore[attr-defined]
+                done += file.readinto(view[done : done + (64 << 20)])
     return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
