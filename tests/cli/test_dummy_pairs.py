@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from cli.command import main, refused
 
@@ -14,10 +12,9 @@ SMALL = ("--lengths", 24, "--limit", 1, "--max-new", 4, "--warmup", 0, "--bootst
 PAIRS = load_registry().pairs
 
 
-def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan comes before anything is allocated or looked for."""
     monkeypatch.setattr("foldspec.memory.free_memory", lambda device: 20_000_000_000)
-    monkeypatch.setenv("FOLDSPEC_CACHE", str(tmp_path))
     done = main("bench", "gemma-4-31b-diffusiongemma", *DUMMY, *SMALL, "--quiet")
     said = refused(done, 4, "not enough memory on cpu", "in all", "fewer --dummy-layers")
     assert float(said.partition("weights ")[2].split()[0]) > 60  # GB: 30.7e9 parameters
