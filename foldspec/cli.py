@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from foldspec import __version__, cli_bench, cli_models, cli_prompts
 from foldspec.cli_shared import (
     INTERRUPTED,
+    add_dummy,
     add_engine,
     add_pair,
     add_sampling,
@@ -37,8 +38,8 @@ from foldspec.options import (
     RESIDUALS,
     MethodOptions,
     SamplingParams,
-    leniency,
 )
+from foldspec.values import leniency
 
 if TYPE_CHECKING:
     from foldspec.engine import Engine
@@ -154,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
     method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
     add_engine(generate)
+    add_dummy(generate)
     output = generate.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, last, in place of the text")
     output.add_argument("--trace", action="store_true", help="with --json: every round")
@@ -168,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
 def _method(options: argparse.Namespace) -> dict[str, Any]:
     context, rule = (_pairs(getattr(options, f"{name}_opt"), f"--{name}-opt") for name in ("context", "accept"))
     flags = ["context", "window", "alpha", "accept", "leniency", "draft_tokens", "confidence_stop"]
-    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise"]
+    flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise", "force_accept"]
     method = MethodOptions.from_pairs(context, rule, **{name: getattr(options, name) for name in flags})
     return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
@@ -221,6 +223,7 @@ def _generate(options: argparse.Namespace) -> int:
             **method,
             **engine_options(options),
         )
+        terminal.made_up = engine.made_up
         if not options.quiet:
             notices(engine.notices)
             if asked is not None and not engine.lossless:
@@ -252,7 +255,7 @@ def _generate(options: argparse.Namespace) -> int:
             if not options.quiet:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
-                print(f"{summary(generation.completion)}, {reason}{seed}", file=sys.stderr)
+                print(f"{summary(generation.completion, engine.made_up)}, {reason}{seed}", file=sys.stderr)
                 if not engine.lossless:
                     print(_lossy(engine, generation.completion.outside), file=sys.stderr)
             if options.json:
@@ -261,7 +264,7 @@ def _generate(options: argparse.Namespace) -> int:
                 used["seed"] = generation.completion.seed
                 settings = report["settings"] | vars(params) | used
                 print(json.dumps(report | {"settings": settings}), flush=True)
-            elif engine.tokenizer is None and not options.quiet:
+            elif engine.tokenizer is None and not engine.made_up and not options.quiet:
                 what = "the target has no tokenizer.json, so there is no text; --json gives ids"
                 print(f"foldspec: {what}", file=sys.stderr)
     return code
@@ -349,6 +352,7 @@ def _report(engine: Engine, done: Completion, *, trace: bool) -> dict[str, Any]:
         "lossless": engine.lossless,
         "law": engine.law,
         "outside": done.outside,
+        "made_up": engine.made_up,
         "settings": engine.settings(),
         "env": engine.env(),
     }

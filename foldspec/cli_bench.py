@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foldspec.cli_shared import INTERRUPTED, add_engine, add_pair, ctrl_c_waits, engine_options, notices
+from foldspec.cli_shared import (
+    INTERRUPTED,
+    add_dummy,
+    add_engine,
+    add_pair,
+    ctrl_c_waits,
+    engine_options,
+    notices,
+)
 from foldspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--format", default="table", choices=("table", "md", "csv", "json"))
     output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
     add_engine(parser)
+    add_dummy(parser)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -65,6 +74,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     fields = (field.name for field in dataclasses.fields(BenchSettings))
     given = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
+    if options.load_format == "dummy":  # there is no tokenizer, so no text of a task
+        given.setdefault("tasks", "random")
     settings = BenchSettings(**given)
     if options.resume and options.out is None:
         raise UsageError("needs --out", where="--resume")
@@ -74,7 +85,7 @@ def _bench(options: argparse.Namespace) -> int:
         from foldspec.bench.session import Session, dry_run, dry_run_lines
         from foldspec.bench.sources import make_sources
 
-    about, engine = _load(options, settings)
+    about, engine, settings = _load(options, settings)
     longest = about.max_context - settings.max_new
     lengths, cut = parse_lengths(settings.lengths, longest)
     say = _nothing if options.quiet else _told
@@ -85,10 +96,11 @@ def _bench(options: argparse.Namespace) -> int:
         plan = dry_run(cells, settings)
         print(json.dumps(plan) if options.format == "json" else "\n".join(dry_run_lines(plan)), flush=True)
         return 0
+    made_up = f"{engine.made_up}, " if engine.made_up else ""
     out = None if options.out is None else Path(options.out)
 
     def progress(stage: str, done: int, total: int) -> None:
-        say([f"{stage}, {done} of {total}"])
+        say([f"{made_up}{stage}, {done} of {total}"])
 
     session = Session(
         engine,
@@ -117,8 +129,9 @@ def _bench(options: argparse.Namespace) -> int:
     return code
 
 
-def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None]:
-    """What tasks need to know of the pair, and the engine; no engine for a dry run."""
+def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None, BenchSettings]:
+    """What tasks need to know of the pair, and the engine; no engine for a dry run. The settings are changed for a
+    dummy without a drafter: where no methods are named, context methods are left out."""
     from foldspec.bench.methods import check_drafts
     from foldspec.bench.session import check_options
     from foldspec.bench.sources import About
@@ -129,7 +142,7 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
     from foldspec.terminal import Terminal
 
     check_options(settings.parsed)  # a wrong name is said before the weights are read
-    base = {name: getattr(options, name) for name in ("window", "alpha", "draft_tokens")}
+    base = {name: getattr(options, name) for name in ("window", "alpha", "draft_tokens", "force_accept")}
     with Terminal(quiet=options.quiet, text=False) as terminal:
         loading = True
 
@@ -147,15 +160,23 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 kernels=Kernels(),
                 progress=progress,
             )
+            settings = _runnable(options, settings, found.network is not None)
             for method in settings.parsed[1:]:
                 draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
                 check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
             context = pick_context(options.max_context, found)
-            return About(found.model.vocabulary, context, found.tokenizer, found.template), None
+            return About(found.model.vocabulary, context, found.tokenizer, found.template), None, settings
         which = {"target": options.target, "drafter": options.drafter}
         engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
         loading = False
-    return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine
+    settings = _runnable(options, settings, engine.resources.found.network is not None)
+    return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine, settings
+
+
+def _runnable(options: argparse.Namespace, settings: BenchSettings, drafter: bool) -> BenchSettings:
+    if options.load_format == "dummy" and options.methods is None and not drafter:
+        return dataclasses.replace(settings, methods="lookup")
+    return settings
 
 
 def _told(lines: Sequence[str]) -> None:

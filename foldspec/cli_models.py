@@ -9,7 +9,7 @@ from typing import Any
 
 from foldspec.cli_shared import add_engine, add_pair, ctrl_c_waits, engine_options, notices
 from foldspec.errors import ResourceError, UsageError
-from foldspec.options import token_count
+from foldspec.values import token_count
 
 __all__ = ["add_commands"]
 

@@ -125,7 +125,8 @@ def answer(
             line["error"] = None if done.error is None else str(done.error)
             print(json.dumps(line), flush=True)
         else:
-            print(f"== {one.id} ({done.finish_reason})\n{done.text}", flush=True)
+            said = ", ".join(filter(None, (done.finish_reason, engine.made_up)))
+            print(f"== {one.id} ({said})\n{done.text}", flush=True)
 
     try:
         for one in asked:

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import DTYPES, WEIGHTS, token_count
+from foldspec.options import DTYPES, LOAD_FORMATS, WEIGHTS
+from foldspec.values import token_count
 
 __all__ = [
     "INTERRUPTED",
+    "add_dummy",
     "add_engine",
     "add_pair",
     "add_sampling",
@@ -107,10 +109,26 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--offline", action="store_true", help="open no socket")
 
 
+def add_dummy(parser: argparse.ArgumentParser) -> None:
+    dummy = parser.add_argument_group("for timing without weights (outputs mean nothing)")
+    dummy.add_argument(
+        "--load-format",
+        default="auto",
+        choices=LOAD_FORMATS,
+        help="dummy: random weights of the true shapes, nothing downloaded; contexts are made up, not prefilled",
+    )
+    dummy.add_argument("--dummy-layers", type=int, metavar="N", help="cut dummies to their last N layers")
+    dummy.add_argument(
+        "--force-accept",
+        metavar="SPEC",
+        help="drafts that stand in a round: 3, tau=3.4, probabilities as 0.9,0.8,0.5, or paper",
+    )
+
+
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ["device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline"]
-    names += ["prefill_budget", "max_batch", "cache_tokens"]
-    return {name: getattr(options, name) for name in names}
+    names += ["prefill_budget", "max_batch", "cache_tokens", "load_format", "dummy_layers"]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def notices(lines: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast, overload
 
+from foldspec import forcing
 from foldspec.acceptance import make_rule
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
@@ -43,7 +44,8 @@ class Engine:
         self._resources = resources
         self._asked = method  # what is left to pair and method is filled in anew for each
         self.method = filled_in(method, resources.found)
-        self._rule = make_rule(self.method.accept, **self.method.rule_options)
+        forced = _forced(self.method, resources.found.entry.name if resources.found.entry else None)
+        self._rule = make_rule(self.method.accept, forced, **self.method.rule_options)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
@@ -53,6 +55,7 @@ class Engine:
             device=resources.device,
             draft_tokens=self.method.draft_tokens,
         )
+        self._rounds.check_drafts(0 if forced is None else forced.least_drafts)
         progress = resources.progress
         self.scheduler = Scheduler(
             self._rounds,
@@ -61,6 +64,7 @@ class Engine:
             chunk=resources.chunk,
             turn=resources.turn,
             prefilling=None if progress is None else lambda done, total: progress("prefill", done, total),
+            fill=resources.filler(self._drafter),
             debug=resources.check_caches if resources.options.debug else None,
         )
 
@@ -133,13 +137,27 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law: by the rule, or because nothing is drafted."""
-        return self._rule.lossless or self._drafter.max_drafts == 0
+        """Whether output follows the target's own law: by the rule, or because nothing is drafted. Dummy weights have
+        no law."""
+        return (self._rule.lossless or self._drafter.max_drafts == 0) and not self._resources.found.dummy
 
     @property
     def law(self) -> str:
         """The law that output follows, in words."""
         return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
+
+    @property
+    def made_up(self) -> str:
+        """What is not real of a run, in words: dummy weights, forced acceptance; empty as a rule. Outputs then mean
+        nothing: there is no text, and nothing is compared."""
+        options, words = self._resources.options, []
+        if self._resources.found.dummy:
+            words.append("dummy weights")
+            if options.dummy_layers is not None:
+                words[0] += f" of {self._resources.found.model.layer_count} layers"
+        if self.method.force_accept is not None and self._drafter.max_drafts:
+            words.append(f"forced acceptance {self.method.force_accept}")
+        return ", ".join(words)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -181,8 +199,9 @@ class Engine:
         found, folder = self._resources.found, str(self._resources.found.target.folder)
         words = isinstance(prompt, str) or _are_messages(prompt)
         tokenizer = cast(Tokenizer, found.tokenizer)  # for ids, which need none, it may be missing
-        if words and tokenizer is None:
-            raise UsageError("the target has no tokenizer.json", where=folder, do="give the prompt as token ids")
+        if words and found.tokenizer is None:
+            what = "dummy weights come without a tokenizer" if found.dummy else "the target has no tokenizer.json"
+            raise UsageError(what, where=folder, do="give the prompt as token ids")
         ids: list[Any]
         if isinstance(prompt, str):
             ids = tokenizer.encode_prompt(prompt)
@@ -204,6 +223,8 @@ class Engine:
 
     def _check_params(self, params: SamplingParams) -> None:
         self._check_ids(params.stop_ids, "stop_ids")
+        if params.stop and self.method.force_accept is not None:
+            raise UsageError("stop strings need a text, which forced acceptance does not give", where="stop")
         if params.stop and self.tokenizer is None:
             folder = str(self._resources.found.target.folder)
             raise UsageError("stop strings need a tokenizer.json, which is not there", where=folder, do="use stop ids")
@@ -286,7 +307,7 @@ class Engine:
         limit = min(params.max_tokens, resources.max_context - len(ids))
         params = params.seeded()
         noise = Noise(params.seed or 0)  # at temperature 0 only drafts may be drawn, and a fixed seed will do
-        text = TextStream(self.tokenizer, params.stop)
+        text = TextStream(None if self.made_up else self.tokenizer, params.stop)
         request = Request(resources.new_id(), ids, limit, stops, params, text, noise)
         self.scheduler.check_size(request)
         origin = None if prefix is None else Origin(prefix.request, prefix.logits, prefix.seconds)
@@ -306,6 +327,9 @@ class Engine:
             "weights": str(found.model.head_weight.dtype).removeprefix("torch."),
             "law": self.law,
             "lossless": self.lossless,
+            "made_up": self.made_up,
+            "load_format": resources.options.load_format,
+            "dummy_layers": resources.options.dummy_layers,
             "max_context": resources.max_context,
             "prefill_chunk": resources.chunk,
             "prefill_budget": resources.budget,
@@ -343,6 +367,13 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
+    """How acceptance is forced. Raises :class:`UsageError` where a paper's figure is asked for that there is not."""
+    if method.force_accept is None or method.draft_tokens == 0:
+        return None
+    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context)
 
 
 def _are_messages(prompt: Any) -> bool:

@@ -8,14 +8,17 @@ knows of a pair, and no file at all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from foldspec.checkpoints.cut import cut, fold_taps, layers_of
 from foldspec.checkpoints.embedded import embedded_path
 from foldspec.checkpoints.pairing import check_pair
-from foldspec.checkpoints.registry import Pair, Source, find, named
+from foldspec.checkpoints.registry import Pair, Source, find, load_registry, named
 from foldspec.checkpoints.resolve import peek, resolve
 from foldspec.checkpoints.shapes import list_tensors
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
@@ -24,6 +27,7 @@ from foldspec.drafters.base import DrafterNetwork
 from foldspec.errors import CheckpointError, FoldspecError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
+from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import join, matrices, settle, wide
@@ -65,7 +69,7 @@ class Checkpoint:
 class FoundPair:
     """A target and perhaps a drafter that fit together. Their modules are empty until :func:`load_pair` fills them.
 
-    ``notices`` say where a file and the registry differ: the file counts."""
+    ``notices`` say where a file and the registry differ: the file counts. ``dummy`` weights are no file's."""
 
     entry: Pair | None
     target: Checkpoint
@@ -76,6 +80,7 @@ class FoundPair:
     template: ChatTemplate | None
     stop_ids: frozenset[int]
     notices: tuple[str, ...] = ()
+    dummy: bool = False
 
 
 def find_pair(
@@ -97,10 +102,13 @@ def find_pair(
     entry = find(pair) if pair is not None else None
     if target is None and entry is None:
         raise UsageError("no checkpoint named", do="name a pair, or a target with --target")
-    target_source = named(target) if target is not None else entry.target if entry else Source()
-    drafter_source = named(drafter) if drafter is not None else entry.drafter if entry else None
     if drafter == "none" or drafter in MODEL_FREE:
-        drafter_source = None
+        drafter, entry = None, None if entry is None else replace(entry, drafter=None)
+    source_of = _registered if options.load_format == "dummy" else named
+    target_source = source_of(target) if target is not None else entry.target if entry else Source()
+    drafter_source = source_of(drafter) if drafter is not None else entry.drafter if entry else None
+    if options.load_format == "dummy":
+        return _dummy(entry, target_source, drafter_source, options.dummy_layers, kernels)
     _foresee(target_source, drafter_source, options, kernels)
 
     checkpoint = _find(target_source, options, progress, peeking)
@@ -130,12 +138,58 @@ def built_in(entry: Pair, kernels: Kernels, *, alone: bool = False) -> FoundPair
 
     Raises :class:`CheckpointError` where a config is not enough to list tensors, or is one that no class here runs.
     """
-    source = None if alone else entry.drafter
-    if source is not None:
-        check_kind(source)
-    target, drafter = _known(entry.target), None if source is None else _known(source)
-    model, network = _fit(target, drafter, kernels)
-    return FoundPair(entry, target, model, drafter, network, None, None, frozenset())
+    return _built(entry, entry.target, None if alone else entry.drafter, kernels)
+
+
+def _built(entry: Pair | None, target: Source, drafter: Source | None, kernels: Kernels) -> FoundPair:
+    if drafter is not None:
+        check_kind(drafter)
+    sides = _known(target), None if drafter is None else _known(drafter)
+    model, network = _fit(*sides, kernels)
+    return FoundPair(entry, sides[0], model, sides[1], network, None, None, frozenset())
+
+
+def _dummy(
+    entry: Pair | None, target: Source, drafter: Source | None, layers: int | None, kernels: Kernels
+) -> FoundPair:
+    """A pair for dummy weights, perhaps cut to its last ``layers``. A drafter that no class here runs is left out."""
+    notices = []
+    try:
+        found = _built(entry, target, drafter, kernels)
+    except CheckpointError as error:
+        if drafter is None:
+            raise
+        found = _built(entry, target, None, kernels)
+        notices.append(f"{error}; here its target decodes alone")
+    whole = found.model.layer_count
+    if layers is not None:
+        sides = _cut(found.target, found.drafter, layers)
+        model, network = _fit(*sides, kernels, folded=True)
+        found = replace(found, target=sides[0], model=model, drafter=sides[1], network=network)
+    size = "all layers" if layers is None else f"{found.model.layer_count} of {whole} layers"
+    notices.append(f"dummy weights ({size}) and contexts: outputs mean nothing, there is no text")
+    return replace(found, dummy=True, notices=tuple(notices))
+
+
+def _cut(target: Checkpoint, drafter: Checkpoint | None, layers: int) -> tuple[Checkpoint, Checkpoint | None]:
+    def shorter(side: Checkpoint, values: dict[str, Any]) -> Checkpoint:
+        config, weights = cut(values, side.weights, layers)
+        return replace(side, config=ModelConfig(config, side.config.where), weights=weights)
+
+    short = shorter(target, target.config.values)
+    if drafter is None:
+        return short, None
+    before, after = (layers_of(side.config.values) for side in (target, short))
+    return short, shorter(drafter, fold_taps(drafter.config.values, before, after))
+
+
+def _registered(name: str) -> Source:
+    """Raises :class:`UsageError` for a checkpoint that is not in the registry."""
+    known = load_registry().checkpoints
+    if name not in known:
+        do = "name a pair or a checkpoint of `foldspec models`"
+        raise UsageError(f"{name} is not in the registry, which knows shapes", where="--load-format dummy", do=do)
+    return known[name]
 
 
 def check_kind(drafter: Source) -> None:
@@ -164,21 +218,23 @@ def _foresee(target: Source, drafter: Source | None, options: EngineOptions, ker
 
 
 def _fit(
-    target: Checkpoint, drafter: Checkpoint | None, kernels: Kernels
+    target: Checkpoint, drafter: Checkpoint | None, kernels: Kernels, *, folded: bool = False
 ) -> tuple[LanguageModel, DrafterNetwork | None]:
-    """The modules of both, empty, whose tensors are those of the files, and which were made for each other."""
+    """The modules of both, empty, whose tensors are those of the files, and which were made for each other (as is known
+    of those whose taps were ``folded`` since)."""
     model = model_class(target.config).from_config(target.config, tuple(target.weights.entries), kernels)
     _check_shapes(model, target.weights, model.parameter_name)
     if drafter is None:
         return model, None
     network = make_network(drafter.config, tuple(drafter.weights.entries), kernels)
-    check_pair(
-        network.facts,
-        target=str(target.folder),
-        width=model.width,
-        layers=model.layer_count,
-        vocabulary=model.vocabulary,
-    )
+    if not folded:
+        check_pair(
+            network.facts,
+            target=str(target.folder),
+            width=model.width,
+            layers=model.layer_count,
+            vocabulary=model.vocabulary,
+        )
     _check_shapes(network, drafter.weights, lambda name: name, network.integer)
     return model, network
 
@@ -221,10 +277,12 @@ def load_pair(
     kernels: Kernels,
     progress: Progress | None = None,
 ) -> None:
-    """Read the weights of both into the modules of ``found``, one tensor at a time; ``weights`` as in the options.
+    """Read the weights of both into the modules of ``found``, one tensor at a time, or fill those of dummies;
+    ``weights`` as in the options.
 
     Raises the errors of :func:`held_dtype` and of :func:`load_into`.
     """
+    fill = partial(_fill, Numbers(device)) if found.dummy else None
     held = held_dtype(found.target, weights, dtype=dtype, device=device, kernels=kernels)
     join(found.model, held, dtype, device)
     load_into(
@@ -236,6 +294,7 @@ def load_pair(
         matrices=matrices(found.model),
         wide=wide(found.model),
         rename=found.model.parameter_name,
+        fill=fill,
         progress=progress,
     )
     settle(found.model, kernels, dtype)
@@ -250,10 +309,21 @@ def load_pair(
             held=held,
             matrices=matrices(found.network),
             integer=found.network.integer,
+            fill=fill,
             progress=progress,
         )
         settle(found.network, kernels, dtype)
         found.network.check(found.model)
+
+
+def _fill(numbers: Numbers, key: str, tensor: torch.Tensor) -> None:
+    """A parameter with which a network gives finite numbers: rows of about unit length, norms about 1, biases small."""
+    if not tensor.is_floating_point():  # ids of the target, as differences from their places
+        tensor.zero_()
+    elif tensor.dim() > 1:
+        numbers.fill(tensor, scale=tensor.shape[-1] ** -0.5)
+    else:
+        numbers.fill(tensor, scale=0.1, mean=0.0 if key.endswith("bias") else 1.0)
 
 
 def _find(source: Source, options: EngineOptions, progress: Progress | None, peeking: bool = False) -> Checkpoint:

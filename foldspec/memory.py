@@ -163,9 +163,10 @@ def make_plan(
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
         if pages > most and must_fit:
-            do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16"
+            fewer = ", or fewer --dummy-layers" if found.dummy else ""
+            do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16{fewer}"
             if most < 2:
-                do = "lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint"
+                do = f"lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint{fewer}"
             raise ResourceError(f"not enough memory on {device}: {plan(pages)}", do=do)
     return plan(pages)
 

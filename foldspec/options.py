@@ -9,13 +9,14 @@ import dataclasses
 import math
 import re
 import secrets
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foldspec import forcing
 from foldspec.errors import UsageError
+from foldspec.values import by_layer, leniency, one_of, read_pairs, real, several, whole
 
 __all__ = [
     "AT_ZERO",
@@ -26,8 +27,6 @@ __all__ = [
     "EngineOptions",
     "MethodOptions",
     "SamplingParams",
-    "leniency",
-    "token_count",
 ]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -41,19 +40,8 @@ RESIDUALS = ("verifier", "relaxed")
 LENIENCIES = {"linear": (0.0, 1.0, False), "lenience": (0.0, 1.0, True), "cactus": (0.0, math.inf, False)}
 MOST_THREADS = 1024
 DRAFT_NOISES = ("own", "shared")
+LOAD_FORMATS = ("auto", "dummy")
 SEED_BITS = 64
-UNITS = {"k": 1 << 10, "m": 1 << 20}
-
-
-def token_count(text: str) -> int:
-    """``512``, ``8k`` or ``10M`` as a number of tokens: k is 1,024, M is 1,024 k. Raises :class:`ValueError`."""
-    unit = UNITS.get(text[-1:].lower())
-    return int(text) if unit is None else int(text[:-1]) * unit
-
-
-def _by_layer(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """A parser of ``2/4/2``: one number a layer."""
-    return lambda text: tuple(number(part) for part in text.split("/"))
 
 
 # the least that a whole number among the options of context methods may be
@@ -67,16 +55,10 @@ CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
     "alpha": float,
     "coverage": str,
     "far_boundary": str,
-    "layer_window": _by_layer(int),
-    "layer_alpha": _by_layer(float),
+    "layer_window": by_layer(int),
+    "layer_alpha": by_layer(float),
     **dict.fromkeys(_LEAST, int),
 }
-
-
-def leniency(text: str) -> float | tuple[float, ...]:
-    """``0.4``, or ``0.1/0.2/0.4``: one a position. Raises :class:`ValueError`."""
-    values = tuple(float(part) for part in text.split("/"))
-    return values if len(values) > 1 else values[0]
 
 
 # what a rule may take
@@ -90,44 +72,12 @@ RULE_FIELDS: dict[str, Callable[[str], object]] = {
 }
 
 
-def _whole(name: str, value: object, low: int, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=name)
-
-
-def _real(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    """A finite number from ``low`` to ``high``, or above ``low``."""
-    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    # a whole number may be too large to be a float
-    if (
-        not -sys.float_info.max <= number <= sys.float_info.max
-        or not low <= number <= high
-        or (above and number == low)
-    ):
-        least = f" above {low:g}" if above else f" of at least {low:g}" if low > -math.inf else ""
-        most = f" and at most {high:g}" if high < math.inf else ""
-        raise UsageError(f"must be a finite number{least}{most}, not {value!r}", where=name)
-
-
-def _several(name: str, value: object) -> tuple[object, ...]:
-    if isinstance(value, Iterable):  # a string by itself is one, not its characters
-        return (value,) if isinstance(value, str) else tuple(value)
-    raise UsageError(f"must be a list or a tuple, not {value!r}", where=name)
-
-
 def _stop_string(value: object) -> None:
     if not isinstance(value, str) or not value:
         raise UsageError(f"must be text of at least one character, not {value!r}", where="stop")
     # neither can stand in decoded text and mean what it says: U+FFFD is what decoders write for bytes that are none
     if "\ufffd" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise UsageError(f"{value!r} is not valid Unicode text", where="stop", do="give it as UTF-8")
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"must be one of {', '.join(known)}, not {value!r}", where=name)
 
 
 @dataclass(frozen=True)
@@ -170,28 +120,28 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens, 0)
+        whole("max_tokens", self.max_tokens, 0)
         if not isinstance(self.ignore_eos, bool):
             raise UsageError(f"must be true or false, not {self.ignore_eos!r}", where="ignore_eos")
-        object.__setattr__(self, "stop_ids", _several("stop_ids", self.stop_ids))
+        object.__setattr__(self, "stop_ids", several("stop_ids", self.stop_ids))
         for token in self.stop_ids:
-            _whole("stop_ids", token, 0)
-        object.__setattr__(self, "stop", _several("stop", self.stop))
+            whole("stop_ids", token, 0)
+        object.__setattr__(self, "stop", several("stop", self.stop))
         for string in self.stop:
             _stop_string(string)
-        _whole("min_tokens", self.min_tokens, 0)
+        whole("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:
             raise UsageError(f"is above max_tokens, which is {self.max_tokens}", where="min_tokens")
-        _whole("logprobs", self.logprobs, 0, optional=True)
-        _real("temperature", self.temperature, 0, math.inf)
-        _whole("top_k", self.top_k, 0)
-        _real("top_p", self.top_p, 0, 1, above=True)
-        _real("min_p", self.min_p, 0, 1)
-        _real("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
-        _real("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _real("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        whole("logprobs", self.logprobs, 0, optional=True)
+        real("temperature", self.temperature, 0, math.inf)
+        whole("top_k", self.top_k, 0)
+        real("top_p", self.top_p, 0, 1, above=True)
+        real("min_p", self.min_p, 0, 1)
+        real("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
+        real("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        real("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        _whole("seed", self.seed, 0, optional=True)
+        whole("seed", self.seed, 0, optional=True)
         if self.seed is not None and self.seed >= 1 << SEED_BITS:
             raise UsageError(f"must have at most {SEED_BITS} bits, not {self.seed}", where="seed")
 
@@ -215,8 +165,8 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         raise UsageError("must map ids to what is added to their logits", where="logit_bias") from None
     for token, bias in pairs.items():
-        _whole("logit_bias", token, 0)
-        _real("logit_bias", bias, -math.inf, math.inf)
+        whole("logit_bias", token, 0)
+        real("logit_bias", bias, -math.inf, math.inf)
     return tuple(sorted(pairs.items()))
 
 
@@ -261,6 +211,8 @@ class MethodOptions:
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
     ``draft_noise``    ``own``; or ``shared``: drawn with the target's noise at that position, for ``match`` alone
+    ``force_accept``   in place of a rule, for timing: so many drafts stand in each round (``forcing.parse``); None: the
+                       rule decides
     """
 
     context: str = "fold"
@@ -296,6 +248,7 @@ class MethodOptions:
     draft_top_k: int = 0
     draft_top_p: float = 1.0
     draft_noise: str = "own"
+    force_accept: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "accept", "drafter"):
@@ -303,27 +256,33 @@ class MethodOptions:
             if not isinstance(value, str) and (name, value) != ("drafter", None):
                 raise UsageError(f"must be a name, not {value!r}", where=name)
         for name, least in _LEAST.items():
-            _whole(name, getattr(self, name), least, optional=name in ("window", "yarn_ref"))
-        object.__setattr__(self, "layer_window", _several("layer_window", self.layer_window))
-        object.__setattr__(self, "layer_alpha", _several("layer_alpha", self.layer_alpha))
+            whole(name, getattr(self, name), least, optional=name in ("window", "yarn_ref"))
+        object.__setattr__(self, "layer_window", several("layer_window", self.layer_window))
+        object.__setattr__(self, "layer_alpha", several("layer_alpha", self.layer_alpha))
         for window in self.layer_window:
-            _whole("layer_window", window, 1)
+            whole("layer_window", window, 1)
         for alpha in self.layer_alpha:
-            _real("layer_alpha", alpha, 1, math.inf)
-        _whole("draft_tokens", self.draft_tokens, 0, optional=True)
+            real("layer_alpha", alpha, 1, math.inf)
+        whole("draft_tokens", self.draft_tokens, 0, optional=True)
         if self.alpha is not None:
-            _real("alpha", self.alpha, 1, math.inf)
+            real("alpha", self.alpha, 1, math.inf)
         if self.coverage is not None:
-            _one_of("coverage", self.coverage, COVERAGES)
-        _one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
+            one_of("coverage", self.coverage, COVERAGES)
+        one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
         self._check_rule()
-        _real("confidence_stop", self.confidence_stop, 0, 1)
-        _real("draft_temperature", self.draft_temperature, 0, math.inf)
-        _whole("draft_top_k", self.draft_top_k, 0)
-        _real("draft_top_p", self.draft_top_p, 0, 1, above=True)
-        _one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
+        real("confidence_stop", self.confidence_stop, 0, 1)
+        real("draft_temperature", self.draft_temperature, 0, math.inf)
+        whole("draft_top_k", self.draft_top_k, 0)
+        real("draft_top_p", self.draft_top_p, 0, 1, above=True)
+        one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
         if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
             raise UsageError("shared goes with the rule match alone", where="draft_noise")
+        if self.force_accept is not None:
+            if not isinstance(self.force_accept, str):
+                raise UsageError(f"must be text, not {self.force_accept!r}", where="force_accept")
+            forcing.parse(self.force_accept)
+            if self.accept != "exact":
+                raise UsageError("comes in place of a rule", where="force_accept", do="leave the rule out")
         if self.draft_temperature and self.drafter is not None:
             raise UsageError(f"{self.drafter} has no law to draw from", where="draft_temperature", do="leave it out")
         if self.draft_temperature == 0:
@@ -334,24 +293,24 @@ class MethodOptions:
     def _check_rule(self) -> None:
         """The values; whether the rule has a use for them, it says itself."""
         if self.leniency is not None:
-            several = isinstance(self.leniency, (list, tuple))
-            if several and self.accept != "linear":
+            by_position = isinstance(self.leniency, (list, tuple))
+            if by_position and self.accept != "linear":
                 raise UsageError("one a position is for the rule linear alone", where="leniency")
-            values = _several("leniency", self.leniency) if several else (self.leniency,)
+            values = several("leniency", self.leniency) if by_position else (self.leniency,)
             low, high, above = LENIENCIES.get(self.accept, (0.0, math.inf, False))
             for value in values:
-                _real("leniency", value, low, high, above=above)
+                real("leniency", value, low, high, above=above)
             if not values:
                 raise UsageError("is empty", where="leniency", do="give one for each draft of a block")
-            if several:
+            if by_position:
                 object.__setattr__(self, "leniency", values)
         for name, known in (("divergence", DIVERGENCES), ("residual", RESIDUALS), ("at_zero", AT_ZERO)):
             if getattr(self, name) is not None:
-                _one_of(name, getattr(self, name), known)
+                one_of(name, getattr(self, name), known)
         if self.epsilon is not None:
-            _real("epsilon", self.epsilon, 0, 1)
+            real("epsilon", self.epsilon, 0, 1)
         if self.factor is not None:
-            _real("factor", self.factor, 0, math.inf)
+            real("factor", self.factor, 0, math.inf)
 
     @property
     def rule_options(self) -> dict[str, Any]:
@@ -371,24 +330,9 @@ class MethodOptions:
         """Build from the strings of ``--context-opt KEY=VALUE`` and ``--accept-opt KEY=VALUE``, beside options that
         have their own flag (None: not given)."""
         values: dict[str, object] = {k: v for k, v in known.items() if v is not None}
-        _read(of_context, CONTEXT_FIELDS, "--context-opt", values)
-        _read(of_rule or {}, RULE_FIELDS, "--accept-opt", values)
+        read_pairs(of_context, CONTEXT_FIELDS, "--context-opt", values)
+        read_pairs(of_rule or {}, RULE_FIELDS, "--accept-opt", values)
         return cls(**values)  # type: ignore[arg-type]
-
-
-def _read(
-    pairs: Mapping[str, str], fields: Mapping[str, Callable[[str], object]], flag: str, values: dict[str, object]
-) -> None:
-    """Add ``KEY=VALUE`` strings to values."""
-    for key, text in pairs.items():
-        if key not in fields:
-            raise UsageError(f"unknown key {key!r}", where=flag, do=f"known keys: {', '.join(fields)}")
-        if key in values:
-            raise UsageError("given twice", where=f"--{key} and {flag} {key}=")
-        try:
-            values[key] = fields[key](text)
-        except ValueError:
-            raise UsageError(f"{text!r} is not a number", where=f"{flag} {key}") from None
 
 
 @dataclass(frozen=True)
@@ -413,6 +357,9 @@ class EngineOptions:
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
     ``cache_dir``      where prepared checkpoints and compiled kernels are kept
+    ``load_format``    ``auto``: the checkpoints' own weights; ``dummy``: random ones of the same shapes and dtypes, in
+                       place of any file, and contexts that are made up in place of a prefill: for timing
+    ``dummy_layers``   the dummies' layers, in place of all; the last ones, which have every kind; None: all
     """
 
     device: str = "auto"
@@ -430,19 +377,25 @@ class EngineOptions:
     offline: bool = False
     compiler: str | None = None
     cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "foldspec")
+    load_format: str = "auto"
+    dummy_layers: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("weights", self.weights, WEIGHTS)
-        _whole("threads", self.threads, 1, optional=True)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("weights", self.weights, WEIGHTS)
+        whole("threads", self.threads, 1, optional=True)
         if (self.threads or 1) > MOST_THREADS:  # a number that was not meant ends in a crash of the thread library
             raise UsageError(f"must be at most {MOST_THREADS}, not {self.threads}", where="threads")
-        _whole("max_context", self.max_context, 1, optional=True)
-        _whole("prefill_chunk", self.prefill_chunk, 1, optional=True)
-        _whole("max_batch", self.max_batch, 1)
-        _whole("prefill_budget", self.prefill_budget, 1, optional=True)
-        _whole("cache_tokens", self.cache_tokens, 1, optional=True)
-        _whole("page_size", self.page_size, 16)
+        whole("max_context", self.max_context, 1, optional=True)
+        whole("prefill_chunk", self.prefill_chunk, 1, optional=True)
+        whole("max_batch", self.max_batch, 1)
+        whole("prefill_budget", self.prefill_budget, 1, optional=True)
+        whole("cache_tokens", self.cache_tokens, 1, optional=True)
+        whole("page_size", self.page_size, 16)
+        one_of("load_format", self.load_format, LOAD_FORMATS)
+        whole("dummy_layers", self.dummy_layers, 1, optional=True)
+        if self.dummy_layers is not None and self.load_format != "dummy":
+            raise UsageError("is for dummy weights", where="dummy_layers", do="add --load-format dummy")
         if self.page_size & (self.page_size - 1):
             raise UsageError(f"must be a power of two, not {self.page_size}", where="page_size")
         if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", self.device):

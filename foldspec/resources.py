@@ -24,10 +24,11 @@ from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
+from foldspec.made_up import Numbers
 from foldspec.memory import MemoryPlan, make_plan
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
-from foldspec.schedule.prefill import prefill
+from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
@@ -226,9 +227,22 @@ class Resources:
         self.cache.close(request)
         drafter.close(request)
 
+    def filler(self, drafter: Drafter) -> Callable[[int, Sequence[int]], None] | None:
+        """What gives an open request a past that is made up, always the same; None where weights are no dummies."""
+        if not self.found.dummy:
+            return None
+
+        def make_up(request: int, tokens: Sequence[int]) -> None:
+            fill(request, tokens, cache=self.cache, drafter=drafter, numbers=Numbers(self.device))
+
+        return make_up
+
     def run_prompt(self, request: int, prompt: Sequence[int], drafter: Drafter, mark: Mark = unmarked) -> torch.Tensor:
-        """Prefill an open request; the logits [1, vocabulary] of its last token."""
-        progress = self.progress
+        """Prefill an open request, of dummies its last token alone; the logits [1, vocabulary] of that."""
+        progress, filler, first = self.progress, self.filler(drafter), 0
+        if filler is not None:
+            first = len(prompt) - 1
+            filler(request, prompt[:first])
         return prefill(
             request,
             prompt,
@@ -237,6 +251,7 @@ class Resources:
             drafter=drafter,
             chunk=self.chunk,
             device=self.device,
+            first=first,
             progress=None if progress is None else lambda done, total: progress("prefill", done, total),
             mark=mark,
         )

@@ -11,7 +11,18 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 from foldspec.records import Completion
@@ -19,6 +30,20 @@ from foldspec.records import Completion
 __all__ = ["Terminal"]
 
 EVERY = 0.1  # seconds between two drawings of the live line
+BYTES = ("download", "load")  # stages that count bytes
+
+
+class _Amount(ProgressColumn):
+    """How far a bar is: bytes and their speed, or a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes, self._speed, self._count = DownloadColumn(), TransferSpeedColumn(), MofNCompleteColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.description in BYTES:
+            return Text(" ").join((self._bytes.render(task), self._speed.render(task)))
+        return self._count.render(task)
 
 
 class Terminal:
@@ -31,6 +56,7 @@ class Terminal:
         # text on the same terminal is held back to whole lines, so that the live line can stand under it
         self._same = self._live and sys.stdout.isatty()
         self._text = text
+        self.made_up = ""  # what is not real of the run: told on every line
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._line: Live | None = None
@@ -43,7 +69,7 @@ class Terminal:
         if not self._live:
             return
         if self._bars is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), TimeElapsedColumn())
             self._bars = Progress(*columns, console=self._console, transient=True, redirect_stdout=False)
             self._bars.start()
         if stage not in self._tasks:
@@ -69,7 +95,7 @@ class Terminal:
         now = time.monotonic()
         if lines or now - self._drawn > EVERY:
             self._drawn = now
-            status = Text(summary(so_far), style="dim")
+            status = Text(summary(so_far, self.made_up), style="dim")
             tail = self._held[-4 * self._console.width :]
             self._line.update(Group(Text(tail), status) if tail else status, refresh=True)
 
@@ -115,9 +141,9 @@ class Terminal:
         self._close()
 
 
-def summary(done: Completion) -> str:
-    """Tokens, tau and speed so far, in one line."""
-    parts = [f"{len(done.token_ids)} tokens"]
+def summary(done: Completion, made_up: str = "") -> str:
+    """Tokens, tau and speed so far, in one line, after what is ``made_up`` about them."""
+    parts = [*filter(None, [made_up]), f"{len(done.token_ids)} tokens"]
     if done.tau is not None:
         parts.append(f"tau {done.tau:.2f}")
     if done.tpot:

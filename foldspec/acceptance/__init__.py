@@ -8,6 +8,7 @@ from typing import Any
 
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.errors import UsageError
+from foldspec.forcing import Forcing
 
 __all__ = ["RULES", "make_rule"]
 
@@ -22,9 +23,14 @@ RULES = {
 }
 
 
-def make_rule(name: str, **options: Any) -> AcceptanceRule:
-    """A rule with its options, which are the parameters of its class (``MethodOptions.rule_options``, checked there).
-    Raises :class:`UsageError` for an unknown name, an option that the rule does not take and one that it lacks."""
+def make_rule(name: str, forcing: Forcing | None = None, **options: Any) -> AcceptanceRule:
+    """A rule with its options, which are the parameters of its class (``MethodOptions.rule_options``, checked there);
+    with a ``forcing`` none of them, but what does as it says. Raises :class:`UsageError` for an unknown name, an option
+    that the rule does not take and one that it lacks."""
+    if forcing is not None:
+        from foldspec.acceptance.forced import Forced
+
+        return Forced(forcing)
     if name not in RULES:
         raise UsageError(f"unknown acceptance rule {name!r}", do=f"known: {', '.join(RULES)}")
     module, _, attribute = RULES[name].partition(":")

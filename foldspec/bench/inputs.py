@@ -9,7 +9,7 @@ from typing import Protocol
 
 from foldspec.bench.timing import sha256_of
 from foldspec.errors import UsageError
-from foldspec.options import token_count
+from foldspec.values import token_count
 
 __all__ = ["Cell", "Input", "Item", "Source", "make_cells", "parse_lengths", "random_source"]
 

@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foldspec.bench import guards, metrics
@@ -34,11 +34,13 @@ SEED_DIGITS = 13  # hexadecimal: 52 bits
 
 @dataclass(frozen=True)
 class Arm:
-    """A method at work. ``drafts``: whether the drafter's part of prefill is its cost."""
+    """A method at work. ``drafts``: whether the drafter's part of prefill is its cost; ``made_up``: what is not real of
+    it, so that its outputs are not looked at."""
 
     label: str
     engine: Any  # a timing.Runner; with --trace an Engine
     drafts: bool
+    made_up: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Bench:
     def __post_init__(self) -> None:
         assert self.arms[0].label == AR, "the first arm is plain decoding"
         self._all = {arm.label: arm for arm in self.arms}
-        self._all[AR_AGAIN] = Arm(AR_AGAIN, self.arms[0].engine, drafts=False)
+        self._all[AR_AGAIN] = replace(self.arms[0], label=AR_AGAIN)
 
     @property
     def labels(self) -> list[str]:
@@ -147,11 +149,13 @@ class Bench:
             guards.check_group(runs, where)
         lines = []
         for place, label in enumerate(sequence):
+            arm = self._all[label]
             head = {
                 "task": item.task,
                 "length": item.length,
                 "id": item.id,
                 "method": label,
+                "made_up": arm.made_up,
                 "order": place,
                 "input_sha256": item.sha256,
                 "n_in": len(item.ids),
@@ -159,11 +163,11 @@ class Bench:
             if label in failed:
                 lines.append(head | {"finish": "failed", "error": failed[label]})
                 continue
-            arm = self._all[label]
             line = head | as_line(runs[label], draft_prefill=timing if arm.drafts else 0.0)
             line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
-            line |= self.difference(runs.get(AR), runs[label], item)
-            line["score"] = None if item.answer is None else int(item.answer in runs[label].text)
+            real = not arm.made_up and not self._all[AR].made_up
+            line |= self.difference(runs.get(AR), runs[label], item) if real else {"first_diff": None, "gap": None}
+            line["score"] = int(item.answer in runs[label].text) if real and item.answer is not None else None
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)

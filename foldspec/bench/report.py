@@ -40,6 +40,8 @@ def _share(row: Row) -> str:
 
 
 def _diff(row: Row) -> str:
+    if row["diff_from_ar"] is None:
+        return "-"
     gap = "" if row["gap_largest"] is None else f" (gap {row['gap_largest']:.1e})"
     return f"{row['diff_from_ar']}{gap}"
 
@@ -98,16 +100,19 @@ def render(result: Mapping[str, Any], form: str) -> str:
     """``form`` is ``table``, ``md`` or ``csv`` (the rows alone, with the names and numbers of the JSON)."""
     if form == "csv":
         return _csv(result["summary"])
+    unreal = {row["method"]: row["made_up"] for row in result["summary"] if row["made_up"]}
+    made_up: list[Column] = [("made up", lambda row: unreal.get(row["method"], ""))] if unreal else []
     blocks = []
     if result["summary"]:
-        blocks.append(_table(COLUMNS, result["summary"], form))
+        blocks.append(_table([*COLUMNS, *made_up], result["summary"], form))
     if result["averages"]:
-        blocks += ["average over tasks", _table(AVERAGES, result["averages"], form)]
+        blocks += ["average over tasks", _table([*AVERAGES, *made_up], result["averages"], form)]
     if result["against"]:
-        blocks += [f"speedup over {result['against'][0]['against']}", _table(AGAINST, result["against"], form)]
+        title = f"speedup over {result['against'][0]['against']}"
+        blocks += [title, _table([*AGAINST, *made_up], result["against"], form)]
     traced = [row for row in result["summary"] if row["parts_ms"]]
     if traced:
-        blocks += ["ms a round, from a separate traced pass", _table(PARTS, traced, form)]
+        blocks += ["ms a round, from a separate traced pass", _table([*PARTS, *made_up], traced, form)]
     bullet = "- " if form == "md" else ""
     return "\n\n".join([*blocks, "\n".join(bullet + line for line in remarks(result))])
 
@@ -115,6 +120,10 @@ def render(result: Mapping[str, Any], form: str) -> str:
 def remarks(result: Mapping[str, Any]) -> list[str]:
     """What must stand under the table."""
     lines = list(LEGEND) if result["summary"] else []
+    unreal = sorted({method["made_up"] for method in result["methods"].values() if method.get("made_up")})
+    if unreal:
+        said = "outputs and tau say nothing of a model and are compared with nothing"
+        lines.insert(0, f"MADE UP ({'; '.join(unreal)}): {said}; nor does TTFT where contexts are made up")
     floor = result["noise"]
     if floor is not None:
         low, high = floor["ar_vs_ar_ci"]

@@ -52,7 +52,10 @@ class Session:
         """``unbroken`` makes a context in which an interrupt waits: file and memory hold the same requests.
         Raises :class:`UsageError` for a method that is not there and for a folder that cannot be used."""
         self.settings, self.cells, self.notices = settings, list(cells), [*engine.notices, *notices]
-        arms = [Arm(m.label, engine.using(**m.changes), drafts="context" in m.changes) for m in settings.parsed]
+        engines = {m.label: engine.using(**m.changes) for m in settings.parsed}
+        arms = [
+            Arm(m.label, engines[m.label], "context" in m.changes, engines[m.label].made_up) for m in settings.parsed
+        ]
         self._plain = arms[0].engine
         self.store = Store(out, arms=[arm.label for arm in arms])
         self.bench = Bench(
@@ -88,8 +91,8 @@ class Session:
         kernels = {operator: choice["runs"] for operator, choice in env["kernels"].items()}
         inputs = {f"{i.task} {i.length} {i.id}": i.sha256 for cell in self.cells for i in cell.inputs}
         found = self._plain.resources.found
-        weights = {"target": fingerprint(found.target.weights)}
-        if found.drafter is not None:
+        weights = {"target": "dummy" if found.dummy else fingerprint(found.target.weights)}
+        if found.drafter is not None and not found.dummy:
             weights["drafter"] = fingerprint(found.drafter.weights)
         return {
             "settings": settings,

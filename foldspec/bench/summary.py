@@ -72,12 +72,15 @@ def rows(
             rounds = [metrics.per_round(0, line["decode_ms"], line["rounds"]) or 0.0 for line in mine]
             costs = [metrics.round_cost(r, g[AR]["tpot_ms"]) for r, g in zip(rounds, groups, strict=True)]
             rates = [line["bytes_a_round"] / r / 1e6 for line, r in zip(mine, rounds, strict=True)]
+            made_up = mine[0].get("made_up", "")
+            real = not made_up and not groups[0][AR].get("made_up")
             equal = [gain for gain, line in zip(gains, mine, strict=True) if line["first_diff"] is None]
             table.append(
                 {
                     "task": task,
                     "length": length,
                     "method": method,
+                    "made_up": made_up,
                     "n": len(groups),
                     "n_in": [min(line["n_in"] for line in mine), max(line["n_in"] for line in mine)],
                     "n_out_mean": metrics.mean([line["n_out"] for line in mine]),
@@ -95,13 +98,13 @@ def rows(
                     "speedup_ratio_of_means": metrics.ratio_of_means(
                         [g[AR]["tpot_ms"] for g in groups], [line["tpot_ms"] for line in mine]
                     ),
-                    "speedup_mean_equal_output": metrics.mean(equal) if equal else None,
+                    "speedup_mean_equal_output": metrics.mean(equal) if equal and real else None,
                     "round_ms_mean": metrics.mean(rounds),
                     "round_in_ar_steps": metrics.mean(costs),
                     "break_even_tau": metrics.mean(costs),
                     "ttft_ms_median": statistics.median(line["ttft_ms"] for line in mine),
                     "draft_prefill_ms_median": statistics.median(line["draft_prefill_ms"] for line in mine),
-                    "diff_from_ar": sum(line["first_diff"] is not None for line in mine),
+                    "diff_from_ar": sum(line["first_diff"] is not None for line in mine) if real else None,
                     "gap_largest": max((line["gap"] for line in mine if line["gap"] is not None), default=None),
                     "score_mean": _score([line["score"] for line in mine]),
                     "gb_s": metrics.mean(rates),

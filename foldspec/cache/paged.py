@@ -13,6 +13,7 @@ from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.gated_delta import State
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.kernels.rotate_append import Slots
+from foldspec.made_up import Numbers
 
 __all__ = ["CacheSpec", "PagedCache", "TargetSpec", "write"]
 
@@ -293,6 +294,21 @@ class PagedCache:
         """What a recurrent layer keeps of a request whose rows :meth:`begin` counted in: to be brought up to them."""
         states, place = self._states[layer]
         return states.state(place, request)
+
+    def fill(self, request: int, entries: int, numbers: Numbers) -> None:
+        """Give an open request that holds nothing so many entries, and states after them, that are made up. Raises
+        :class:`ResourceError`; then nothing changed."""
+        assert self.tables.length(request) == 0, "what is there is not made up"
+        self.tables.reserve(request, entries)
+        self.tables.extend(request, entries)
+        for pool in self._pools:
+            first = 0 if pool.rings is None else max(0, entries - pool.rings.capacity)
+            runs = self._runs(pool, request, first, entries)
+            for data in (*pool.keys, *pool.values):
+                for slot, count in runs:  # inside, so that the same entries get the same numbers wherever pages lie
+                    numbers.fill(data[slot : slot + count])
+        for states in self._recurrent:
+            states.fill(request, entries, numbers)
 
     def truncate(self, request: int, length: int) -> None:
         """Keep exactly ``length`` entries, no fewer than before the last forward; and where there are states, all but

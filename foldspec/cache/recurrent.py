@@ -14,6 +14,7 @@ import torch
 
 from foldspec.errors import ResourceError
 from foldspec.kernels.gated_delta import State
+from foldspec.made_up import Numbers
 
 __all__ = ["RECORDED", "Columns", "RecurrentPool", "RecurrentSpec", "recorded_rows"]
 
@@ -142,6 +143,14 @@ class RecurrentPool:
         assert 0 <= life.kept <= life.recorded, "rows must follow those that the state has seen"
         life.recorded = min(count, self._rows)
         life.base = start + count - life.recorded
+
+    def fill(self, request: int, entries: int, numbers: Numbers) -> None:
+        """A state that is made up, as after so many rows, of which none can be taken back."""
+        life = self._lives[request]
+        for matrix, columns in zip(self._data["matrix"], self._data["columns"], strict=True):
+            numbers.fill(matrix[life.slot], scale=0.1)
+            numbers.fill(columns[life.slot, : self._history])
+        life.base, life.recorded = entries, 0
 
     def check_length(self, request: int, length: int) -> None:
         """A state cannot go back behind its recorded rows."""

@@ -178,7 +178,7 @@ def _read_file(path: Path) -> dict[str, Entry]:
     try:
         header = json.loads(text, object_pairs_hook=_unique)
         header.pop("__metadata__", None)
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise fault(f"malformed safetensors header ({error})") from None
     return entries_of(header, path, 8 + length, size)
 

@@ -16,7 +16,7 @@ from typing import Any
 from foldspec.checkpoints.headers import FLOATS, Entry, Weights
 from foldspec.errors import CheckpointError
 
-__all__ = ["list_tensors", "side_cache"]
+__all__ = ["layer_kinds", "list_tensors", "side_cache"]
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -59,6 +59,23 @@ def side_cache(weights: Weights, entries: int, layers: Collection[int] | None = 
         if kind == "k_proj.weight" and (layers is None or int(place.rpartition(".")[2]) in layers):
             rows += entry.shape[0]  # values are as wide as keys, also where one projection serves both
     return entries * 2 * rows * FLOATS["BF16"]
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """The kind of each layer of a text model: as listed or, where no list is given, every so many layers a full one
+    after linear ones (Qwen3.5), or every sixth, and the last, after sliding ones (Gemma-4), or all alike."""
+    count = config["num_hidden_layers"]
+    if config.get("layer_types"):
+        return list(config["layer_types"])
+    every, other = config.get("full_attention_interval"), "linear_attention"
+    if every is None and "global_head_dim" in config:
+        every, other = 6, "sliding_attention"
+    return [
+        "full_attention"
+        if not every or (i + 1) % every == 0 or (other == "sliding_attention" and i == count - 1)
+        else other
+        for i in range(count)
+    ]
 
 
 def _text(config: Config) -> Config:
@@ -142,8 +159,8 @@ def _qwen3_5(config: Config) -> Shapes:
         "norm.weight": (c["linear_value_head_dim"],),
         "out_proj.weight": (width, values),
     }
-    mixer, every = _block(c, _under("linear_attn.", linear)), c["full_attention_interval"]
-    layers = _layers(c["num_hidden_layers"], lambda i: full if (i + 1) % every == 0 else mixer)
+    mixer, kinds = _block(c, _under("linear_attn.", linear)), layer_kinds(c)
+    layers = _layers(c["num_hidden_layers"], lambda i: full if kinds[i] == "full_attention" else mixer)
     shapes = _under("model.language_model.", _outside(c) | layers) | _head(c)
     if c.get("mtp_num_hidden_layers"):
         extra = _layers(c["mtp_num_hidden_layers"], lambda _: full)
@@ -197,10 +214,8 @@ def _gemma_layer(c: Config, *, full: bool) -> Shapes:
 
 
 def _gemma_text(c: Config) -> Shapes:
-    """Every sixth layer is full, and so is the last."""
-    count = c["num_hidden_layers"]
-    kinds = [_gemma_layer(c, full=full) for full in (False, True)]
-    return _outside(c) | _layers(count, lambda i: kinds[(i + 1) % 6 == 0 or i == count - 1])
+    kinds, layer = layer_kinds(c), {full: _gemma_layer(c, full=full) for full in (False, True)}
+    return _outside(c) | _layers(len(kinds), lambda i: layer[kinds[i] == "full_attention"])
 
 
 def _gemma_vision(v: Config, width: int) -> Shapes:

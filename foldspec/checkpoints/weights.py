@@ -21,7 +21,10 @@ _DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
 }
-_CHUNK = 4 << 20  # bytes read at a time; beside the weights themselves, all the memory that loading takes
+# Bytes read at a time. What is cast goes through a buffer of so many, beside the weights themselves all the memory that
+# loading takes; the rest goes straight to its place. Files are read, not mapped: that is as fast, and a file that is
+# cut short or cannot be read is an error then, and no signal that ends the process.
+_CHUNK, _PIECE = 4 << 20, 64 << 20
 
 
 def load_into(
@@ -35,6 +38,7 @@ def load_into(
     wide: Collection[str] = (),
     rename: Rename = lambda name: name,
     integer: Collection[str] = (),
+    fill: Callable[[str, torch.Tensor], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Fill ``module``, built on the meta device, from ``weights``. What has a place already is read into it.
@@ -42,17 +46,24 @@ def load_into(
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
     cast to ``dtype``, those of keys in ``matrices`` to ``held`` if that is given, those in ``wide`` to at least fp32;
-    the keys in ``integer`` take integer tensors and keep the module's own integer dtype.
-    ``progress("load", bytes done, bytes)``. Raises :class:`CheckpointError` before a tensor is read if anything does
-    not fit, and :class:`ResourceError` when memory runs out.
+    the keys in ``integer`` take integer tensors and keep the module's own integer dtype. With ``fill`` no file is
+    opened: it is given each key and its tensor, to be filled.
+    ``progress("load", bytes done, bytes)`` hears of every piece. Raises :class:`CheckpointError` before a tensor is
+    read if anything does not fit, and :class:`ResourceError` when memory runs out.
     """
     state = module.state_dict()
     found = check(weights, {key: tuple(t.shape) for key, t in state.items()}, rename=rename, integer=integer)
     total, done = sum(entry.size for entry in found.values()), 0
     buffer = bytearray(_CHUNK)
-    for key, entry in sorted(found.items(), key=lambda item: (item[1].file, item[1].start)):  # as they lie on the disk
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
         if progress:
             progress("load", done, total)
+
+    report(0)
+    for key, entry in sorted(found.items(), key=lambda item: (item[1].file, item[1].start)):  # as they lie on the disk
         if key in integer:
             held_as = state[key].dtype
         elif key in wide:
@@ -68,31 +79,39 @@ def load_into(
                 where=str(weights.folder),
                 do="use a smaller --dtype, another --device or a smaller checkpoint",
             ) from error
-        _read(entry, tensor, buffer)
+        if fill is None:
+            _read(entry, tensor, buffer, report)
+        else:
+            fill(key, tensor)
+            report(entry.size)
         if not placed:
             _assign(module, key, tensor)
-        done += entry.size
-    if progress:
-        progress("load", done, total)
     left = [name for name, t in (*module.named_parameters(), *module.named_buffers()) if t.is_meta]
     if left:  # a mistake in the module's code: a buffer that no checkpoint holds was built on the meta device
         raise RuntimeError(f"never assigned: {', '.join(left[:3])}")
 
 
-def _read(entry: Entry, tensor: torch.Tensor, buffer: bytearray) -> None:
-    """Read one tensor through ``buffer``, casting on the way: no second copy of it ever exists."""
+def _read(entry: Entry, tensor: torch.Tensor, buffer: bytearray, report: Callable[[int], None]) -> None:
+    """Read one tensor to its place, through ``buffer`` where it is cast or lies on a device: no second copy of it ever
+    exists. ``report`` hears of the bytes of each piece."""
     source = _DTYPES[entry.dtype]
-    flat, view = tensor.view(-1), memoryview(buffer)
+    flat = tensor.view(-1)
+    straight = tensor.dtype == source and tensor.device.type == "cpu"
+    place = flat.view(torch.uint8).numpy().data if straight else memoryview(buffer)
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
             done = 0
             while done < entry.size:
-                count = min(len(buffer), entry.size - done)
-                _read_exactly(file, view[:count])
-                first, last = done // source.itemsize, (done + count) // source.itemsize
-                flat[first:last].copy_(torch.frombuffer(buffer, dtype=source, count=last - first))
+                count = min(_PIECE if straight else len(buffer), entry.size - done)
+                if straight:
+                    _read_exactly(file, place[done : done + count])
+                else:
+                    _read_exactly(file, place[:count])
+                    first, last = done // source.itemsize, (done + count) // source.itemsize
+                    flat[first:last].copy_(torch.frombuffer(buffer, dtype=source, count=last - first))
                 done += count
+                report(count)
     except OSError as error:
         what = f"cannot be read ({error.strerror or error})"
         raise CheckpointError(what, where=str(entry.file), do="fetch the file again") from None

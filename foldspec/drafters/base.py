@@ -12,6 +12,7 @@ from foldspec.cache.paged import CacheSpec
 from foldspec.cache.rows import Rows
 from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
+from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel
 from foldspec.models.rope import Rope
 from foldspec.noise import Noise
@@ -108,6 +109,11 @@ class Drafter(ABC):
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         """Take in committed rows: after each chunk of a prompt and after every commit. ``tokens`` [total] are their
         ids, ``taps`` [total, width] each."""
+
+    def fill(self, rows: Rows, tokens: Sequence[int], numbers: Numbers) -> None:
+        """:meth:`absorb` where no target has run, for dummy weights: what the taps would give is made up. (Here: there
+        are no taps.)"""
+        self.absorb(rows, tokens, ())
 
     @abstractmethod
     def propose(

@@ -31,6 +31,7 @@ from foldspec.drafters.base import Drafter, DrafterNetwork
 from foldspec.drafters.dspark import Chain, ConfidenceHead, HeadsConfig, markov_head
 from foldspec.errors import CheckpointError
 from foldspec.kernels.dispatch import Kernels
+from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU
@@ -306,6 +307,12 @@ class DFlash(Drafter):
         net = self._network
         context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
         keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
+        self._reader.absorb(rows, keys, values)
+
+    def fill(self, rows: Rows, tokens: Sequence[int], numbers: Numbers) -> None:
+        g, like = self._config.geometry, self._network.norm.weight
+        shape = (rows.total, g.kv_heads, g.head_dim)
+        keys, values = ([numbers.tensor(shape, like) for _ in range(g.layers)] for _ in range(2))
         self._reader.absorb(rows, keys, values)
 
     def propose(

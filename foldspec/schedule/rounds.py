@@ -15,7 +15,7 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Drafter
-from foldspec.errors import CheckpointError
+from foldspec.errors import CheckpointError, UsageError
 from foldspec.logprobs import logprobs_of
 from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.records import PointMass, Proposal, Round
@@ -57,6 +57,12 @@ class Rounds:
         self.mark: Mark = unmarked
         self._device = device
         self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
+
+    def check_drafts(self, least: int) -> None:
+        """Raises :class:`UsageError` where rounds can propose something, but never so many drafts."""
+        if 0 < self._max_drafts < least:
+            what = f"a round proposes {self._max_drafts} drafts at most, not {least}"
+            raise UsageError(what, where="force_accept", do="ask for fewer")
 
     def budget(self, request: Request) -> int:
         """Drafts that this round can verify of the request."""

@@ -151,8 +151,9 @@ class Scheduler:
 
     ``max_batch`` requests run at most; ``budget`` and ``chunk`` limit prompt tokens (see the module's head). ``turn``
     is one for all schedulers over the same caches: with it, any thread may call anything. ``prefilling(done, total)``
-    hears of each chunk; what it raises ends the step. ``debug`` checks the caches after every step, which then looks at
-    its own books too. ``watch`` hears of every step.
+    hears of each chunk; what it raises ends the step. ``fill(request, tokens)`` gives an open request a past that is
+    made up, which then takes the place of a prefill but for the last token. ``debug`` checks the caches after every
+    step, which then looks at its own books too. ``watch`` hears of every step.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Scheduler:
         chunk: int,
         turn: Turn | None = None,
         prefilling: Callable[[int, int], None] | None = None,
+        fill: Callable[[int, Sequence[int]], None] | None = None,
         debug: Callable[[], None] | None = None,
     ) -> None:
         self.rounds, self.max_batch, self.budget, self.chunk = rounds, max_batch, min(budget, chunk), chunk
@@ -171,7 +173,7 @@ class Scheduler:
         self.busy = 0.0  # seconds of all steps
         self.failed = self.preempted = 0  # requests that ended with an error; times that one gave up its pages
         self._turn = Turn() if turn is None else turn
-        self._prefilling, self._debug = prefilling, debug
+        self._prefilling, self._fill, self._debug = prefilling, fill, debug
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []  # in the order of admission
         self._stepping = False
@@ -318,6 +320,9 @@ class Scheduler:
             cache.open(request.id)
             drafter.open(request.id, len(request.prompt) + request.limit)
         self._reserve(request, job.total)
+        if self._fill is not None and not job.filled:
+            self._fill(request.id, job.piece(job.total - 1))
+            job.filled = job.total - 1
 
     def _suspend(self, job: Job) -> None:
         """Free what the job holds in the caches, if anything: it may be half open. It may be opened again."""

@@ -138,8 +138,8 @@ def test_outputs_that_differ_are_counted_with_their_gap(tmp_path: Path, monkeypa
     tie_all(pair)
     head = Llama.head
 
-    def rounded(self: Llama, x: torch.Tensor, matrix: Any = None) -> torch.Tensor:
-        logits = head(self, x, matrix)
+    def rounded(self: Llama, x: torch.Tensor, matrix: Any = None, softcap: Any = None) -> torch.Tensor:
+        logits = head(self, x, matrix, softcap)
         logits[:, 256:] += 1e-6 * (len(x) > 1)
         return logits
 

@@ -36,7 +36,7 @@ PROMPT, ANSWER = GOLDEN["prompts"][0], GOLDEN["ar_output_ids"][0]  # plain decod
 IDS = ",".join(map(str, PROMPT))
 SMALL = ["--window", 24, "--prompt-ids", IDS]
 KEYS = ["schema", "prompt_ids", "token_ids", "text", "finish_reason", "stopped_by", "usage"]
-KEYS += ["tau", "by_position", "tpot_ms", "ttft_ms", "lossless", "law", "outside", "settings", "env"]
+KEYS += ["tau", "by_position", "tpot_ms", "ttft_ms", "lossless", "law", "outside", "made_up", "settings", "env"]
 
 
 @pytest.fixture

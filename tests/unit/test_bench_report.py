@@ -15,6 +15,7 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
         "length": 512,
         "method": method,
         "lossless": True,
+        "made_up": "",
         "n": 20,
         "excluded": 0,
         "tau_mean": 1.5,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from foldspec.errors import CheckpointError, FoldspecError, PairError, ResourceError, UsageError
-from foldspec.options import EngineOptions, MethodOptions, SamplingParams, leniency, token_count
+from foldspec.options import EngineOptions, MethodOptions, SamplingParams
+from foldspec.values import leniency, token_count
 
 WRONG: list[tuple[type[Any], str, Any, str]] = [
     (SamplingParams, "max_tokens", -1, "max_tokens: must be a whole number of at least 0, not -1"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import measure_load
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -162,3 +163,18 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path, kept, held)
     )
     print(done.stdout)
     assert 0.9 < float(done.stdout) < 1.15
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("weights", ["auto", "float32"])
+def test_a_sharded_checkpoint_as_an_engine_loads_it(tmp_path, weights):
+    """1.5 GB in three shards, into panels and stacks. Time is a measurement's business: scripts/measure_load.py."""
+    folder = measure_load.write(tmp_path / "checkpoint")
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert 1.45e9 < sum(path.stat().st_size for path in folder.glob("*.safetensors")) < 1.6e9
+    found = measure_load.apart("--work", str(tmp_path), "--weights", weights, "--only", "load")
+    print(found)
+    assert 0.95 < found["peak"] < 1.15
+    for path in folder.iterdir():  # pytest keeps the folders of its last runs
+        path.unlink()
