@@ -30,7 +30,7 @@ from foldspec.kernels.linear import Facts
 from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle, wide
+from foldspec.models.layers import join, layouts, matrices, wide
 from foldspec.options import EngineOptions
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer, stop_ids
@@ -293,11 +293,11 @@ def load_pair(
         held=held,
         matrices=matrices(found.model),
         wide=wide(found.model),
+        layouts=layouts(found.model, held, dtype, device, kernels),
         rename=found.model.parameter_name,
         fill=fill,
         progress=progress,
     )
-    settle(found.model, kernels, dtype)
     if found.network is not None and found.drafter is not None:
         held = held_dtype(found.drafter, weights, dtype=dtype, device=device, kernels=kernels)
         join(found.network, held, dtype, device)
@@ -308,11 +308,11 @@ def load_pair(
             device=device,
             held=held,
             matrices=matrices(found.network),
+            layouts=layouts(found.network, held, dtype, device, kernels),
             integer=found.network.integer,
             fill=fill,
             progress=progress,
         )
-        settle(found.network, kernels, dtype)
         found.network.check(found.model)
 
 

@@ -23,7 +23,6 @@ from foldspec.engine import cache_folder
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.kernels.linear import Facts
-from foldspec.kernels.linear.panels import pack
 from foldspec.kernels.multi_read_attention import Entries, ReadArgs
 
 ROWS = (2, 3, 5, 8, 16, 33)
@@ -55,7 +54,7 @@ def cases(kernels: Kernels) -> Iterator[tuple[str, Callable[[torch.Tensor], torc
         weight = torch.randn(out, width)
         packed = kernels.compiles("linear", Facts("cpu", torch.float32, torch.float32, packed=True))
         if packed:
-            pack(weight)
+            kernels.pack(weight.clone(), weight)
         yield f"linear {width} -> {out}", partial(kernels.linear, weight=weight, packed=packed), width
     for width in (576, 577, 1531, 1536):
         yield f"silu_mul {width}", lambda x: kernels.silu_mul(x, x), width

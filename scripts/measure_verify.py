@@ -28,7 +28,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle
+from foldspec.models.layers import join, layouts, matrices
 from foldspec.report import environment
 
 LENGTHS = (512, 8064)
@@ -46,8 +46,15 @@ def prepare(folder: Path, compiled: bool, held: torch.dtype) -> tuple[LanguageMo
     kernels = Kernels("auto", Library(cache_folder() / "kernels") if compiled else None)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels)
     join(model, held, torch.float32, "cpu")
-    load_into(model, weights, dtype=torch.float32, device="cpu", held=held, matrices=matrices(model))
-    settle(model, kernels, torch.float32)
+    load_into(
+        model,
+        weights,
+        dtype=torch.float32,
+        device="cpu",
+        held=held,
+        matrices=matrices(model),
+        layouts=layouts(model, held, torch.float32, "cpu", kernels),
+    )
     pages = sum(-(-(length + 64) // 256) for length in LENGTHS)
     cache = PagedCache(model.cache_spec(torch.float32), pages=pages, page_size=256, device="cpu")
     for request, length in enumerate(LENGTHS):

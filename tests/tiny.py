@@ -29,7 +29,7 @@ from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Entries
 from foldspec.models.base import ForwardPlan, LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, settle, wide
+from foldspec.models.layers import join, layouts, wide
 from foldspec.options import MethodOptions
 from foldspec.sampling import ARGMAX, DraftSampling
 
@@ -161,8 +161,15 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     config, weights = ModelConfig.read(folder), read_headers(folder)
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     join(model, dtype, dtype, "cpu")
-    load_into(model, weights, dtype=dtype, device="cpu", wide=wide(model), rename=model.parameter_name)
-    settle(model, kernels_of(kernels), dtype)
+    load_into(
+        model,
+        weights,
+        dtype=dtype,
+        device="cpu",
+        wide=wide(model),
+        layouts=layouts(model, dtype, dtype, "cpu", kernels_of(kernels)),
+        rename=model.parameter_name,
+    )
     return model
 
 
@@ -170,8 +177,8 @@ def load_drafter(folder: Path, dtype: torch.dtype = torch.float32, kernels: str 
     config, weights = ModelConfig.read(folder), read_headers(folder)
     network = make_network(config, tuple(weights.entries), kernels_of(kernels))
     join(network, dtype, dtype, "cpu")
-    load_into(network, weights, dtype=dtype, device="cpu", integer=network.integer)
-    settle(network, kernels_of(kernels), dtype)
+    laid_out = layouts(network, dtype, dtype, "cpu", kernels_of(kernels))
+    load_into(network, weights, dtype=dtype, device="cpu", layouts=laid_out, integer=network.integer)
     return network
 
 

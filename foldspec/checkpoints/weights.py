@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import BinaryIO
+from collections.abc import Callable, Collection, Mapping
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from foldspec.checkpoints.headers import Entry, Rename, Weights, check, read_headers
 from foldspec.errors import CheckpointError, ResourceError
 
-__all__ = ["Entry", "Weights", "check", "load_into", "read_headers"]
+__all__ = ["Entry", "Layout", "Weights", "check", "load_into", "read_headers"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -21,10 +21,20 @@ _DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
 }
-# Bytes read at a time. What is cast goes through a buffer of so many, beside the weights themselves all the memory that
-# loading takes; the rest goes straight to its place. Files are read, not mapped: that is as fast, and a file that is
-# cut short or cannot be read is an error then, and no signal that ends the process.
-_CHUNK, _PIECE = 4 << 20, 64 << 20
+# Bytes read at a time: straight to their place; into a buffer that stays in the caches, where they are cast or laid out
+# anew; into one on the way to a device. Beside the weights that buffer is all the memory that loading takes.
+# Files are read, not mapped: that is as fast, and a file that is cut short or cannot be read is an error then, and no
+# signal that ends the process.
+_STRAIGHT, _CACHED, _SENT = 64 << 20, 1 << 20, 4 << 20
+_TOLD = 4 << 20  # bytes from one report of progress to the next
+
+
+class Layout(NamedTuple):
+    """How the rows of a matrix lie in memory, if not as in the file: ``place(rows, to)`` casts and writes contiguous
+    rows to theirs. It is given whole multiples of ``step`` rows, but for the last."""
+
+    step: int
+    place: Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def load_into(
@@ -36,6 +46,7 @@ def load_into(
     held: torch.dtype | None = None,
     matrices: Collection[str] = (),
     wide: Collection[str] = (),
+    layouts: Mapping[str, Layout] | None = None,
     rename: Rename = lambda name: name,
     integer: Collection[str] = (),
     fill: Callable[[str, torch.Tensor], None] | None = None,
@@ -46,20 +57,21 @@ def load_into(
     The keys of ``module.state_dict()`` (parameters and persistent buffers) must each be met exactly once by a tensor of
     the file, of the same shape, whose name ``rename`` maps to the key (None: the tensor is left unread). Floats are
     cast to ``dtype``, those of keys in ``matrices`` to ``held`` if that is given, those in ``wide`` to at least fp32;
-    the keys in ``integer`` take integer tensors and keep the module's own integer dtype. With ``fill`` no file is
-    opened: it is given each key and its tensor, to be filled.
-    ``progress("load", bytes done, bytes)`` hears of every piece. Raises :class:`CheckpointError` before a tensor is
-    read if anything does not fit, and :class:`ResourceError` when memory runs out.
+    the keys in ``integer`` take integer tensors and keep the module's own integer dtype. ``layouts`` names the matrices
+    that do not lie as in the file. With ``fill`` no file is opened: it is given each key and its tensor, to be filled.
+    ``progress("load", bytes done, bytes)`` is called every few megabytes. Raises :class:`CheckpointError` before a
+    tensor is read if anything does not fit, and :class:`ResourceError` when memory runs out.
     """
     state = module.state_dict()
     found = check(weights, {key: tuple(t.shape) for key, t in state.items()}, rename=rename, integer=integer)
-    total, done = sum(entry.size for entry in found.values()), 0
-    buffer = bytearray(_CHUNK)
+    total, done, told = sum(entry.size for entry in found.values()), 0, -_TOLD
+    layouts = layouts or {}
 
     def report(count: int) -> None:
-        nonlocal done
+        nonlocal done, told
         done += count
-        if progress:
+        if progress and (done - told >= _TOLD or done == total):
+            told = done
             progress("load", done, total)
 
     report(0)
@@ -80,7 +92,7 @@ def load_into(
                 do="use a smaller --dtype, another --device or a smaller checkpoint",
             ) from error
         if fill is None:
-            _read(entry, tensor, buffer, report)
+            _read(entry, tensor, layouts.get(key), report)
         else:
             fill(key, tensor)
             report(entry.size)
@@ -91,27 +103,29 @@ def load_into(
         raise RuntimeError(f"never assigned: {', '.join(left[:3])}")
 
 
-def _read(entry: Entry, tensor: torch.Tensor, buffer: bytearray, report: Callable[[int], None]) -> None:
-    """Read one tensor to its place, through ``buffer`` where it is cast or lies on a device: no second copy of it ever
-    exists. ``report`` hears of the bytes of each piece."""
-    source = _DTYPES[entry.dtype]
-    flat = tensor.view(-1)
-    straight = tensor.dtype == source and tensor.device.type == "cpu"
-    place = flat.view(torch.uint8).numpy().data if straight else memoryview(buffer)
+def _copy(rows: torch.Tensor, to: torch.Tensor) -> None:
+    to.copy_(rows)
+
+
+def _read(entry: Entry, tensor: torch.Tensor, layout: Layout | None, report: Callable[[int], None]) -> None:
+    """Read one tensor to its place: no second copy of it ever exists. ``report`` hears of the bytes of each piece."""
+    source, on_cpu = _DTYPES[entry.dtype], tensor.device.type == "cpu"
+    straight = layout is None and tensor.dtype == source and on_cpu
+    rows = tensor.view(-1) if layout is None else tensor
+    step, place = layout or Layout(1, _copy)
+    unit = rows[:1].numel() * source.itemsize * step  # bytes that stay together
+    size = _STRAIGHT if straight else _CACHED if on_cpu else _SENT
+    count = step * max(1, size // max(1, unit))
+    buffer = rows[:0] if straight else torch.empty_like(rows[:count], dtype=source, device="cpu")
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
-            done = 0
-            while done < entry.size:
-                count = min(_PIECE if straight else len(buffer), entry.size - done)
-                if straight:
-                    _read_exactly(file, place[done : done + count])
-                else:
-                    _read_exactly(file, place[:count])
-                    first, last = done // source.itemsize, (done + count) // source.itemsize
-                    flat[first:last].copy_(torch.frombuffer(buffer, dtype=source, count=last - first))
-                done += count
-                report(count)
+            for piece in rows.split(count):
+                read = piece if straight else buffer[: len(piece)]
+                _read_exactly(file, read.view(-1).view(torch.uint8).numpy().data)
+                if not straight:
+                    place(read, piece)
+                report(read.nbytes)
     except OSError as error:
         what = f"cannot be read ({error.strerror or error})"
         raise CheckpointError(what, where=str(entry.file), do="fetch the file again") from None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import gate_mul, gated_delta, linear, rms_norm, rotate_append
+from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
@@ -20,6 +20,7 @@ OPERATORS: dict[str, Callable[[Library], Any]] = {
     "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
     "linear": linear.candidates,
+    "pack": pack.candidates,
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
     "gate_mul": gate_mul.candidates,
@@ -95,6 +96,11 @@ class Kernels:
         [n, out] in the dtype of x."""
         run: linear.Linear = self.choose("linear", linear.Facts(x.device.type, x.dtype, weight.dtype, packed))
         return run(x, weight, bias, plus)
+
+    def pack(self, rows: torch.Tensor, to: torch.Tensor) -> None:
+        """Rows [n, in] as a checkpoint has them to their place ``to`` [n, in] in a packed weight, cast to its dtype."""
+        run: pack.Pack = self.choose("pack", pack.Facts(to.device.type, to.dtype))
+        run(rows, to)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Every [..., width] of x over its root mean square, times the weight."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.checkpoints.weights import Layout
 from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts, panels
@@ -31,11 +32,14 @@ __all__ = [
     "by_row",
     "causal_attention",
     "join",
+    "layouts",
     "matrices",
     "parameter",
-    "settle",
     "wide",
 ]
+
+
+_ROWS = 64 * panels.PANEL  # that a part takes at a time: a few megabytes beside the part itself
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -44,18 +48,14 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class Matrix(nn.Module):
-    """A weight [out, in], as in the checkpoint, or in panels once it is :meth:`pack`-ed: then its rows are found with
-    :meth:`rows` alone."""
+    """A weight [out, in], as in the checkpoint, or ``packed`` in panels: then its rows are found with :meth:`rows`
+    alone."""
 
     def __init__(self, width_out: int, width_in: int, kernels: Kernels) -> None:
         super().__init__()
         self._kernels = kernels
         self.weight = parameter(width_out, width_in)
         self.packed = False
-
-    def pack(self) -> None:
-        panels.pack(self.weight)
-        self.packed = True
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, plus: torch.Tensor | None = None
@@ -70,9 +70,13 @@ class Matrix(nn.Module):
     def part(self, ids: torch.Tensor) -> Matrix:
         """A matrix of some of the rows, laid out like this one."""
         part = Matrix(len(ids), self.weight.shape[1], self._kernels)
-        part.weight = nn.Parameter(self.rows(ids), requires_grad=False)
-        if self.packed:
-            part.pack()
+        weight = self.weight.new_empty(part.weight.shape)
+        for some, place in zip(ids.split(_ROWS), weight.split(_ROWS), strict=True):
+            if self.packed:
+                self._kernels.pack(self.rows(some), place)
+            else:
+                place.copy_(self.rows(some))
+        part.weight, part.packed = nn.Parameter(weight, requires_grad=False), self.packed
         return part
 
 
@@ -164,13 +168,17 @@ def join(module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch
         ) from error
 
 
-def settle(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
-    """After weights are loaded: pack, in place, what a compiled product in ``dtype`` will read."""
+def layouts(
+    module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch.device | str, kernels: Kernels
+) -> dict[str, Layout]:
+    """Before weights are loaded: how the matrices of which a compiled product will read are laid out, by name; from now
+    on they count as packed. Arguments as :func:`join` has them."""
+    if not kernels.compiles("linear", Facts(torch.device(device).type, dtype, held, packed=True)):
+        return {}
     for part in module.modules():
         if isinstance(part, Matrix):
-            weight = part.weight
-            if kernels.compiles("linear", Facts(weight.device.type, dtype, weight.dtype, packed=True)):
-                part.pack()
+            part.packed = True
+    return dict.fromkeys(matrices(module), Layout(panels.PANEL, kernels.pack))
 
 
 class RMSNorm(nn.Module):

@@ -15,8 +15,8 @@ from native import INSTRUCTIONS, ROWS, guarded, kernels, margins
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.kernels.linear import Facts
-from foldspec.kernels.linear.panels import pack
 from foldspec.kernels.linear.panels import rows as rows_of
+from foldspec.kernels.pack.reference import pack
 
 # rows, out, in: tails of every vector width, odd columns, tiles that are not full, a band's edge (24)
 SHAPES = [(1, 1, 1), (5, 7, 13), (8, 3, 16), (16, 24, 17), (33, 50, 31), (7, 25, 100), (2, 49, 576), (12, 72, 64)]
@@ -32,9 +32,9 @@ def drawn(rows: int, out: int, width: int, held: torch.dtype) -> tuple[torch.Ten
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
     """A packed copy, between NaN as the original."""
-    weight = guarded(weight) if weight.is_floating_point() else weight.clone()
-    pack(weight)
-    return weight
+    to = guarded(weight) if weight.is_floating_point() else torch.empty_like(weight)
+    pack(weight, to)
+    return to
 
 
 @pytest.mark.parametrize("held", HELD, ids=str)

@@ -19,7 +19,7 @@ from foldspec.checkpoints.weights import load_into, read_headers
 from foldspec.errors import UsageError
 from foldspec.models.base import LanguageModel, model_class
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import join, matrices, settle, wide
+from foldspec.models.layers import join, layouts, matrices, wide
 
 HELD = (torch.float32, torch.bfloat16)
 
@@ -36,9 +36,9 @@ def loaded(folder: Path, instructions: str, held: torch.dtype) -> LanguageModel:
         held=held,
         matrices=matrices(model),
         wide=wide(model),
+        layouts=layouts(model, held, torch.float32, "cpu", kernels(instructions)),
         rename=model.parameter_name,
     )
-    settle(model, kernels(instructions), torch.float32)
     return model
 
 

@@ -22,7 +22,6 @@ from foldspec.kernels.build import BuildError, build, compiler_command, csrc_pat
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.kernels.linear import Facts
-from foldspec.kernels.linear.panels import pack
 
 # A source that compiles in no time, in place of the real ones.
 SMALL = 'extern "C" __attribute__((visibility("default"))) int foldspec_runs_here(int isa) { return isa == 0; }\n'
@@ -49,12 +48,12 @@ def product(library: Library) -> str:
     facts = Facts("cpu", torch.float32, torch.float32, packed=True)
     held = weight.clone()
     if kernels.compiles("linear", facts):
-        pack(held)
+        kernels.pack(weight, held)
     y = kernels.linear(x, held, packed=kernels.compiles("linear", facts))
     torch.testing.assert_close(y, x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(kernels.silu_mul(x, x), torch.nn.functional.silu(x) * x)
     assert len(kernels.notices) <= 1 and all("\n" not in notice for notice in kernels.notices)
-    return kernels.choices[0].name
+    return next(choice.name for choice in kernels.choices if choice.operator == "linear")
 
 
 def test_the_real_sources_are_found_and_built_and_kept() -> None:
@@ -65,6 +64,7 @@ def test_the_real_sources_are_found_and_built_and_kept() -> None:
         "rms_norm.cpp",
         "rotate_append.cpp",
         "gate_mul.cpp",
+        "pack.cpp",
     }
     library = tiny.library()
     assert library.reason is None and library.notice is None

@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 
 import measure_load
+import native
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from foldspec.checkpoints import weights as W
+from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.linear import panels
+from foldspec.models.layers import Linear, RMSNorm, Stack, layouts, matrices
 
 
 class Net(nn.Module):
@@ -81,12 +85,56 @@ def test_every_value_arrives_cast(tmp_path, kept, held):
 
 
 def test_tensors_larger_than_a_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(W, "_CHUNK", 16)
+    monkeypatch.setattr(W, "_CACHED", 16)
     saved = tensors(torch.bfloat16)
     save_file(saved, tmp_path / "model.safetensors")
     net = meta()
     W.load_into(net, W.read_headers(tmp_path), dtype=torch.float32, device="cpu", integer={"d2t"})
     assert torch.equal(net.inner.weight, saved["inner.weight"].float())
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("chunk", [1, 2000, 1 << 20])
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("held", [torch.bfloat16, torch.float32])
+def test_matrices_are_packed_as_they_are_read(tmp_path, monkeypatch, held, kept, chunk, kernels):
+    """Into their part of a stack (q, k) and into a place of their own, whose last panel is narrow (o)."""
+    monkeypatch.setattr(W, "_CACHED", chunk)
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"q": (64, 37), "k": (32, 37), "o": (37, 60)}
+    saved = {name: torch.randn(*shape, generator=draw).to(kept) for name, shape in shapes.items()}
+    save_file({f"{name}.weight": tensor for name, tensor in saved.items()}, tmp_path / "model.safetensors")
+    operators = Kernels(kernels, native.library("portable"))
+    net = nn.ModuleDict({name: Linear(width, out, operators) for name, (out, width) in shapes.items()})
+    Stack(net["q"], net["k"]).join(held, torch.float32, "cpu")
+    steps = []
+    W.load_into(
+        net,
+        W.read_headers(tmp_path),
+        dtype=torch.float32,
+        device="cpu",
+        held=held,
+        matrices=matrices(net),
+        layouts=dict.fromkeys(matrices(net), W.Layout(16, operators.pack)),
+        progress=lambda *step: steps.append(step),
+    )
+    for name, tensor in saved.items():
+        weight = net[name].weight
+        assert weight.dtype == held and weight.shape == tensor.shape
+        assert torch.equal(panels.rows(weight, torch.arange(len(tensor))), tensor.to(held))
+    assert net["k"].weight.data_ptr() == net["q"].weight.data_ptr() + 64 * 37 * held.itemsize
+    assert steps[-1][1:] == (sum(t.nbytes for t in saved.values()),) * 2
+
+
+def test_layouts_are_for_a_compiled_product_alone():
+    def asked(kernels: Kernels, dtype: torch.dtype, held: torch.dtype) -> tuple[set[str], bool]:
+        net = nn.ModuleDict({"a": Linear(3, 5, kernels), "norm": RMSNorm(3, 1e-5, kernels)})
+        return set(layouts(net, held, dtype, "cpu", kernels)), net["a"].packed
+
+    compiled = Kernels("auto", native.library("portable"))
+    assert asked(compiled, torch.float32, torch.bfloat16) == ({"a.weight"}, True)
+    assert asked(compiled, torch.bfloat16, torch.bfloat16) == (set(), False)
+    assert asked(Kernels(), torch.float32, torch.float32) == (set(), False)
 
 
 def test_shards_linked_as_in_the_hubs_cache(tmp_path):
@@ -170,7 +218,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path, kept, held)
 @pytest.mark.parametrize("weights", ["auto", "float32"])
 def test_a_sharded_checkpoint_as_an_engine_loads_it(tmp_path, weights):
     """1.5 GB in three shards, into panels and stacks. Time is a measurement's business: scripts/measure_load.py."""
-    folder = measure_load.write(tmp_path / "checkpoint")
+    folder = measure_load.write(tmp_path / "bfloat16")
     assert len(list(folder.glob("*.safetensors"))) == 3
     assert 1.45e9 < sum(path.stat().st_size for path in folder.glob("*.safetensors")) < 1.6e9
     found = measure_load.apart("--work", str(tmp_path), "--weights", weights, "--only", "load")

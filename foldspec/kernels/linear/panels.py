@@ -2,28 +2,16 @@
 
 Every :data:`PANEL` rows of the matrix are one panel, stored [in, PANEL]; the last panel is as narrow as what is left.
 A panel fills the bytes that its rows filled, so the tensor keeps its shape, and a slice of rows at whole panels is a
-packed matrix again. What a row holds is no longer a row: :func:`rows` looks them up.
+packed matrix again. The operator ``pack`` makes it. What a row holds is no longer a row: :func:`rows` looks them up.
 """
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["PANEL", "pack", "rows"]
+__all__ = ["PANEL", "rows"]
 
-PANEL = 16  # as csrc/linear.cpp has it
-_STEP = 64 * PANEL  # rows packed at a time: a few megabytes beside the matrix itself
-
-
-def pack(weight: torch.Tensor) -> None:
-    """Pack a contiguous weight [out, in] in place."""
-    count, width = weight.shape
-    for first in range(0, count, _STEP):
-        part = weight[first : first + _STEP]
-        whole = len(part) // PANEL * PANEL
-        for piece, height in ((part[:whole], PANEL), (part[whole:], len(part) - whole)):
-            if len(piece):
-                piece.copy_(piece.view(-1, height, width).transpose(1, 2).contiguous().view(len(piece), width))
+PANEL = 16  # as csrc/linear.cpp and csrc/pack.cpp have it
 
 
 def rows(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
