@@ -25,7 +25,7 @@ _DTYPES = {
 # anew; into one on the way to a device. Beside the weights that buffer is all the memory that loading takes.
 # Files are read, not mapped: that is as fast, and a file that is cut short or cannot be read is an error then, and no
 # signal that ends the process.
-_STRAIGHT, _CACHED, _SENT = 64 << 20, 1 << 20, 4 << 20
+_STRAIGHT, _CACHED, _SENT = 64 << 20, 1024 << 10, 4 << 20
 _TOLD = 4 << 20  # bytes from one report of progress to the next
 
 
@@ -65,7 +65,7 @@ def load_into(
     state = module.state_dict()
     found = check(weights, {key: tuple(t.shape) for key, t in state.items()}, rename=rename, integer=integer)
     total, done, told = sum(entry.size for entry in found.values()), 0, -_TOLD
-    layouts = layouts or {}
+    layouts, buffer = layouts or {}, bytearray(max(_CACHED, _SENT))
 
     def report(count: int) -> None:
         nonlocal done, told
@@ -92,7 +92,7 @@ def load_into(
                 do="use a smaller --dtype, another --device or a smaller checkpoint",
             ) from error
         if fill is None:
-            _read(entry, tensor, layouts.get(key), report)
+            _read(entry, tensor, layouts.get(key), buffer, report)
         else:
             fill(key, tensor)
             report(entry.size)
@@ -107,25 +107,32 @@ def _copy(rows: torch.Tensor, to: torch.Tensor) -> None:
     to.copy_(rows)
 
 
-def _read(entry: Entry, tensor: torch.Tensor, layout: Layout | None, report: Callable[[int], None]) -> None:
-    """Read one tensor to its place: no second copy of it ever exists. ``report`` hears of the bytes of each piece."""
+def _read(
+    entry: Entry, tensor: torch.Tensor, layout: Layout | None, buffer: bytearray, report: Callable[[int], None]
+) -> None:
+    """Read one tensor to its place, through ``buffer`` where it is cast, laid out anew or lies on a device: no second
+    copy of it ever exists. ``report`` hears of the bytes of each piece."""
+    if not entry.size:
+        return
     source, on_cpu = _DTYPES[entry.dtype], tensor.device.type == "cpu"
     straight = layout is None and tensor.dtype == source and on_cpu
     rows = tensor.view(-1) if layout is None else tensor
     step, place = layout or Layout(1, _copy)
-    unit = rows[:1].numel() * source.itemsize * step  # bytes that stay together
-    size = _STRAIGHT if straight else _CACHED if on_cpu else _SENT
-    count = step * max(1, size // max(1, unit))
-    buffer = rows[:0] if straight else torch.empty_like(rows[:count], dtype=source, device="cpu")
+    unit = step * rows[0].numel() * source.itemsize  # bytes that stay together
+    count = step * max(1, (_STRAIGHT if straight else _CACHED if on_cpu else _SENT) // unit)
+    if unit > len(buffer):
+        buffer = bytearray(unit)
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
             for piece in rows.split(count):
-                read = piece if straight else buffer[: len(piece)]
-                _read_exactly(file, read.view(-1).view(torch.uint8).numpy().data)
-                if not straight:
-                    place(read, piece)
-                report(read.nbytes)
+                size = piece.numel() * source.itemsize
+                if straight:
+                    _read_exactly(file, piece.view(torch.uint8).numpy().data)
+                else:
+                    _read_exactly(file, memoryview(buffer)[:size])
+                    place(torch.frombuffer(buffer, dtype=source, count=piece.numel()).view_as(piece), piece)
+                report(size)
     except OSError as error:
         what = f"cannot be read ({error.strerror or error})"
         raise CheckpointError(what, where=str(entry.file), do="fetch the file again") from None
