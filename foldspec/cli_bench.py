@@ -75,8 +75,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     fields = (field.name for field in dataclasses.fields(BenchSettings))
     given = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
-    if options.load_format == "dummy":  # there is no tokenizer, so no text of a task
-        given.setdefault("tasks", RANDOM)
+    if options.load_format == "dummy":  # no tokenizer, so no text of a task; and one request costs what another does
+        given = {"tasks": RANDOM, "limit": 5, "max_new": 32} | given
     settings = BenchSettings(**given)
     if options.load_format == "dummy":
         _check_tasks(settings)
@@ -148,6 +148,7 @@ def _load(
 ) -> tuple[About, Engine | None, BenchSettings, Sequence[str]]:
     """What tasks need to know of the pair, the engine (none for a dry run), and what is to be told of it. The settings
     are changed for a dummy without a drafter: where no methods are named, context methods are left out."""
+    from foldspec.bench.inputs import parse_lengths
     from foldspec.bench.methods import check_drafts
     from foldspec.bench.session import check_options
     from foldspec.bench.sources import About
@@ -169,8 +170,8 @@ def _load(
             if loading:  # a bar redraws itself, which is nothing to measure beside
                 terminal.progress(stage, done, total)
 
-        if options.dry_run:
-            chosen, plain = split_options(engine_options(options) | base)
+        chosen, plain = split_options(engine_options(options) | base)
+        if options.dry_run or options.load_format == "dummy":
             found = find_pair(
                 options.pair,
                 options.target,
@@ -179,6 +180,10 @@ def _load(
                 kernels=Kernels(),
                 progress=progress,
             )
+            if options.load_format == "dummy" and options.max_context is None:  # its longest would fill the memory
+                lengths, _ = parse_lengths(settings.lengths, 1 << 40)
+                options.max_context = min(found.model.max_positions, lengths[-1] + settings.max_new)
+        if options.dry_run:
             settings = _runnable(options, settings, found.network is not None)
             for method in settings.parsed[1:]:
                 draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)

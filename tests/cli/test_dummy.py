@@ -94,6 +94,18 @@ def test_what_cannot_run_is_said_before_numbers_are_made(monkeypatch: pytest.Mon
         assert "the paper gives no tau of llama under fold" in line
 
 
+def test_caches_hold_what_is_measured_and_no_more() -> None:
+    """Of a model for 262,144 tokens, one request alone would not fit beside the numbers of its head."""
+    words = ("bench", "llama", "--load-format", "dummy", "--threads", 1, "--max-batch", 1, "--dummy-layers", 2, *SMALL)
+    done = main(*words, "--methods", "full", "--format", "json")
+    assert done.code == 0, done
+    assert {method["max_context"] for method in done.json["methods"].values()} == {40 + 13}
+    plan = main(*words, "--lengths", "40,300k", "--dry-run", "--format", "json").json
+    assert list(plan["prefills"]) == ["40", str(262144 - 13)]
+    few = main(*words[:8], "--dry-run", "--format", "json").json
+    assert few["prefills"] == {"512": 5, "2048": 5, "8192": 5} and few["max_new"] == 32
+
+
 def test_a_dry_run_says_so_too() -> None:
     for name, alone in (("llama", False), ("diffusion", True)):
         plan = bench(name, "--dry-run")
@@ -159,6 +171,12 @@ def test_a_context_is_filled_and_not_prefilled(name: str, monkeypatch: pytest.Mo
                 for entries in resources.cache.entries(layer, prefix.request, 300 - 16):
                     kept = tiny.dense(entries)
                     assert len(kept) == 16 and kept.isfinite().all() and 0.8 < kept[:15].float().std() < 1.2
+            for pool in resources.cache._recurrent:  # a state that is empty would be one of no context
+                slot = pool._lives[prefix.request].slot
+                for state in pool._data["matrix"][:, slot]:
+                    assert state.isfinite().all() and 0.03 < state.std() < 0.3
+                history = pool._data["columns"][:, slot, : pool._history]
+                assert history.isfinite().all() and 0.5 < history.float().std() < 2
             plain = engine.using(draft_tokens=0).generate(prefix, PARAMS)
             assert len(plain.token_ids) == 24 and plain.error is None
             methods = ("full", "window", "fold") if resources.found.network else ()
