@@ -71,12 +71,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _bench(options: argparse.Namespace) -> int:
     with ctrl_c_waits():
         from foldspec.bench.settings import BenchSettings
+        from foldspec.bench.sources import RANDOM
 
     fields = (field.name for field in dataclasses.fields(BenchSettings))
     given = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
-    if options.load_format == "dummy":  # there is no tokenizer, so no text of a task
-        given.setdefault("tasks", "random")
+    if options.load_format == "dummy":  # no tokenizer, so no text of a task; and one request costs what another does
+        given = {"tasks": RANDOM, "limit": 5, "max_new": 32} | given
     settings = BenchSettings(**given)
+    if options.load_format == "dummy":
+        _check_tasks(settings)
     if options.resume and options.out is None:
         raise UsageError("needs --out", where="--resume")
     with ctrl_c_waits():
@@ -85,11 +88,11 @@ def _bench(options: argparse.Namespace) -> int:
         from foldspec.bench.session import Session, dry_run, dry_run_lines
         from foldspec.bench.sources import make_sources
 
-    about, engine, settings = _load(options, settings)
+    about, engine, settings, told = _load(options, settings)
     longest = about.max_context - settings.max_new
     lengths, cut = parse_lengths(settings.lengths, longest)
     say = _nothing if options.quiet else _told
-    say([*(engine.notices if engine else ()), *cut])
+    say([*told, *cut])
     sources = make_sources(settings.task_names, about, seed=settings.seed)
     cells = make_cells(sources, lengths, limit=settings.limit, longest=longest)
     if engine is None:
@@ -129,20 +132,37 @@ def _bench(options: argparse.Namespace) -> int:
     return code
 
 
-def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None, BenchSettings]:
-    """What tasks need to know of the pair, and the engine; no engine for a dry run. The settings are changed for a
-    dummy without a drafter: where no methods are named, context methods are left out."""
+def _check_tasks(settings: BenchSettings) -> None:
+    """Those of a dummy, before minutes go into random numbers. Raises :class:`UsageError`."""
+    from foldspec.bench.sources import RANDOM
+    from foldspec.tasks import TASKS
+
+    for name in settings.task_names:
+        if name in TASKS:
+            what = "dummy weights come without a tokenizer"
+            raise UsageError(what, where=f"--tasks {name}", do=f"use --tasks {RANDOM}")
+
+
+def _load(
+    options: argparse.Namespace, settings: BenchSettings
+) -> tuple[About, Engine | None, BenchSettings, Sequence[str]]:
+    """What tasks need to know of the pair, the engine (none for a dry run), and what is to be told of it. The settings
+    are changed for a dummy without a drafter: where no methods are named, context methods are left out."""
+    from foldspec.bench.inputs import parse_lengths
     from foldspec.bench.methods import check_drafts
     from foldspec.bench.session import check_options
     from foldspec.bench.sources import About
-    from foldspec.engine import Engine, split_options
+    from foldspec.engine import Engine, forced, split_options
     from foldspec.kernels.dispatch import Kernels
     from foldspec.loading import find_pair
+    from foldspec.options import MethodOptions
     from foldspec.resources import pick_context
     from foldspec.terminal import Terminal
 
     check_options(settings.parsed)  # a wrong name is said before the weights are read
     base = {name: getattr(options, name) for name in ("window", "alpha", "draft_tokens", "force_accept")}
+    for method in settings.parsed:
+        forced(MethodOptions(**{**base, **method.changes}), options.pair)
     with Terminal(quiet=options.quiet, text=False) as terminal:
         loading = True
 
@@ -150,8 +170,8 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
             if loading:  # a bar redraws itself, which is nothing to measure beside
                 terminal.progress(stage, done, total)
 
-        if options.dry_run:
-            chosen, plain = split_options(engine_options(options) | base)
+        chosen, plain = split_options(engine_options(options) | base)
+        if options.dry_run or options.load_format == "dummy":
             found = find_pair(
                 options.pair,
                 options.target,
@@ -160,17 +180,23 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 kernels=Kernels(),
                 progress=progress,
             )
+            if options.load_format == "dummy" and options.max_context is None:  # its longest would fill the memory
+                lengths, _ = parse_lengths(settings.lengths, 1 << 40)
+                options.max_context = min(found.model.max_positions, lengths[-1] + settings.max_new)
+        if options.dry_run:
             settings = _runnable(options, settings, found.network is not None)
             for method in settings.parsed[1:]:
                 draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
                 check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
             context = pick_context(options.max_context, found)
-            return About(found.model.vocabulary, context, found.tokenizer, found.template), None, settings
+            about = About(found.model.vocabulary, context, found.tokenizer, found.template)
+            return about, None, settings, found.notices
         which = {"target": options.target, "drafter": options.drafter}
         engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
         loading = False
     settings = _runnable(options, settings, engine.resources.found.network is not None)
-    return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine, settings
+    about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
+    return about, engine, settings, engine.notices
 
 
 def _runnable(options: argparse.Namespace, settings: BenchSettings, drafter: bool) -> BenchSettings:

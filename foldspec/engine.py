@@ -31,7 +31,7 @@ from foldspec.text.chat import ChatTemplate, need_template
 from foldspec.text.stream import TextStream
 from foldspec.text.tokenizer import Tokenizer
 
-__all__ = ["Engine", "Generation", "Prefix", "cache_folder", "split_options"]
+__all__ = ["Engine", "Generation", "Prefix", "cache_folder", "forced", "split_options"]
 
 Messages: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or chat messages
@@ -44,8 +44,8 @@ class Engine:
         self._resources = resources
         self._asked = method  # what is left to pair and method is filled in anew for each
         self.method = filled_in(method, resources.found)
-        forced = _forced(self.method, resources.found.entry.name if resources.found.entry else None)
-        self._rule = make_rule(self.method.accept, forced, **self.method.rule_options)
+        how = forced(self.method, resources.found.entry.name if resources.found.entry else None)
+        self._rule = make_rule(self.method.accept, how, **self.method.rule_options)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
@@ -55,7 +55,7 @@ class Engine:
             device=resources.device,
             draft_tokens=self.method.draft_tokens,
         )
-        self._rounds.check_drafts(0 if forced is None else forced.least_drafts)
+        self._rounds.check_drafts(0 if how is None else how.least_drafts)
         progress = resources.progress
         self.scheduler = Scheduler(
             self._rounds,
@@ -144,6 +144,8 @@ class Engine:
     @property
     def law(self) -> str:
         """The law that output follows, in words."""
+        if self._resources.found.dummy:
+            return "none: its weights are made up"
         return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
 
     @property
@@ -369,7 +371,7 @@ class Engine:
         self.close()
 
 
-def _forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
+def forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
     """How acceptance is forced. Raises :class:`UsageError` where a paper's figure is asked for that there is not."""
     if method.force_accept is None or method.draft_tokens == 0:
         return None

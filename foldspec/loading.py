@@ -24,7 +24,7 @@ from foldspec.checkpoints.shapes import list_tensors
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
 from foldspec.drafters import KINDS, MODEL_FREE, make_network
 from foldspec.drafters.base import DrafterNetwork
-from foldspec.errors import CheckpointError, FoldspecError, UsageError
+from foldspec.errors import CheckpointError, FoldspecError, PairError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.made_up import Numbers
@@ -157,7 +157,7 @@ def _dummy(
     try:
         found = _built(entry, target, drafter, kernels)
     except CheckpointError as error:
-        if drafter is None:
+        if drafter is None or isinstance(error, PairError):
             raise
         found = _built(entry, target, None, kernels)
         notices.append(f"{error}; here its target decodes alone")

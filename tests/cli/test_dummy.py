@@ -56,6 +56,7 @@ def test_bench_says_so_on_every_line(tmp_path: Path) -> None:
     assert [rows[m]["tau_mean"] for m in ("ar", "full", "window", "fold")] == [1, 3, 3, 3]  # 12 tokens in 4 rounds
     for settings in done.json["methods"].values():
         assert settings["lossless"] is False and settings["load_format"] == "dummy" and settings["dummy_layers"] == 2
+        assert settings["law"] == "none: its weights are made up"
     lines = [json.loads(line) for line in (tmp_path / "out" / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and all(line["made_up"] == of[line["method"]] for line in lines)
     assert all(line["first_diff"] is None and line["score"] is None for line in lines)
@@ -82,6 +83,40 @@ def test_bench_runs_the_other_families(name: str) -> None:
     assert plan.code == 0 and ("methods: ar, lookup, and" in plan.out) == alone
     if alone:
         refused(bench(name, "--methods", "fold", "--quiet"), 2, "there is no drafter")
+
+
+def test_what_cannot_run_is_said_before_numbers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of 150,000 ids takes minutes to fill."""
+    monkeypatch.setattr(Engine, "load", lambda *_, **__: pytest.fail("weights were made"))
+    refused(bench("llama", "--tasks", "random,docs", "--quiet"), 2, "--tasks docs: ", "without a tokenizer", "random")
+    for more in ((), ("--dry-run",)):
+        line = refused(bench("llama", "--methods", "fold", "--force-accept", "paper", "--quiet", *more), 2)
+        assert "the paper gives no tau of llama under fold" in line
+
+
+def test_caches_hold_what_is_measured_and_no_more() -> None:
+    """Of a model for 262,144 tokens, one request alone would not fit beside the numbers of its head."""
+    words = ("bench", "llama", "--load-format", "dummy", "--threads", 1, "--max-batch", 1, "--dummy-layers", 2, *SMALL)
+    done = main(*words, "--methods", "full", "--format", "json")
+    assert done.code == 0, done
+    assert {method["max_context"] for method in done.json["methods"].values()} == {40 + 13}
+    plan = main(*words, "--lengths", "40,300k", "--dry-run", "--format", "json").json
+    assert list(plan["prefills"]) == ["40", str(262144 - 13)]
+    few = main(*words[:8], "--dry-run", "--format", "json").json
+    assert few["prefills"] == {"512": 5, "2048": 5, "8192": 5} and few["max_new"] == 32
+
+
+def test_a_dry_run_says_so_too() -> None:
+    for name, alone in (("llama", False), ("diffusion", True)):
+        plan = bench(name, "--dry-run")
+        assert "outputs mean nothing" in plan.err and ("decodes alone" in plan.err) == alone
+        assert bench(name, "--dry-run", "--quiet").err == ""
+
+
+def test_a_drafter_of_another_target_is_not_left_out() -> None:
+    """Only one that no class runs is."""
+    words = ("bench", "--target", "t/llama", "--drafter", "t/dflash-hybrid", *DUMMY, *SMALL, "--quiet")
+    refused(main(*words), 3, "t/dflash-hybrid", "made for 8 layers, the target has 7")
 
 
 def test_generate_gives_no_text() -> None:
@@ -136,6 +171,12 @@ def test_a_context_is_filled_and_not_prefilled(name: str, monkeypatch: pytest.Mo
                 for entries in resources.cache.entries(layer, prefix.request, 300 - 16):
                     kept = tiny.dense(entries)
                     assert len(kept) == 16 and kept.isfinite().all() and 0.8 < kept[:15].float().std() < 1.2
+            for pool in resources.cache._recurrent:  # a state that is empty would be one of no context
+                slot = pool._lives[prefix.request].slot
+                for state in pool._data["matrix"][:, slot]:
+                    assert state.isfinite().all() and 0.03 < state.std() < 0.3
+                history = pool._data["columns"][:, slot, : pool._history]
+                assert history.isfinite().all() and 0.5 < history.float().std() < 2
             plain = engine.using(draft_tokens=0).generate(prefix, PARAMS)
             assert len(plain.token_ids) == 24 and plain.error is None
             methods = ("full", "window", "fold") if resources.found.network else ()
