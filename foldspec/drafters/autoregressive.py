@@ -26,6 +26,8 @@ __all__ = ["Autoregressive", "AutoregressiveNetwork"]
 class AutoregressiveNetwork(LanguageNetwork):
     """Any target model, as it is."""
 
+    no_effort = "the drafter decodes token by token: its effort is draft_tokens"
+
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> AutoregressiveNetwork:
         """Raises :class:`CheckpointError`."""
