@@ -1,0 +1,166 @@
+"""Networks of masked diffusion: language models that read a canvas of known ids and masks both ways.
+
+    Dream                Qwen2, reads everything; row i predicts the token at i + 1, as in the model it was made from
+    SDAR                 Qwen3, blocks of a grid; row i predicts the token at i
+    MaskedLlama (ours)   Llama, blocks of a grid; row i predicts the token at i; embedding and head are the target's own
+                         where the file has none, and the mask's embedding is a tensor of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from foldspec.drafters.base import Drafter, Host
+from foldspec.drafters.language import LanguageNetwork
+from foldspec.errors import UsageError
+from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import LanguageModel
+from foldspec.models.config import ModelConfig
+from foldspec.models.layers import Matrix, parameter
+from foldspec.models.llama import Llama
+from foldspec.models.mask import FULL, Mask, grid
+from foldspec.models.qwen2 import Qwen2
+from foldspec.models.qwen3 import Qwen3
+from foldspec.options import MethodOptions
+from foldspec.sampling import DraftSampling
+from foldspec.text.tokenizer import special_id
+
+__all__ = ["DreamNetwork", "GridNetwork", "MaskedLlamaNetwork", "MaskedNetwork", "SDARNetwork"]
+
+
+class MaskedNetwork(LanguageNetwork):
+    """``shift``: the row of a place is so many before its own. ``mask_id``: what stands where no token is known."""
+
+    shift: ClassVar[int] = 0
+    order: ClassVar[str]
+    quota: ClassVar[str] = "balanced"
+
+    def __init__(self, language: LanguageModel, where: str, mask_id: int) -> None:
+        super().__init__(language, where, mask_id)
+        self.mask_id = mask_id
+
+    def mask(self, method: MethodOptions) -> Mask:
+        """Which entries its rows read."""
+        return FULL
+
+    def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
+        from foldspec.drafters.masked_diffusion import MaskedDiffusion
+
+        return MaskedDiffusion(self, caches, host, method, sampling)
+
+
+class DreamNetwork(MaskedNetwork):
+    shift = 1
+    order = "entropy"
+    quota = "dream"
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> DreamNetwork:
+        """Raises :class:`CheckpointError`."""
+        config.refuse(full_attn_mask=True, use_mrope=False)
+        return cls(Qwen2.from_config(config, tensors, kernels), config.where, _mask_id(config))
+
+
+class GridNetwork(MaskedNetwork):
+    """Reads blocks of ``block_length`` positions; None: the file does not say, an option must."""
+
+    order = "static"
+
+    def __init__(self, language: LanguageModel, where: str, mask_id: int, block_length: int | None) -> None:
+        super().__init__(language, where, mask_id)
+        self.block_length = block_length
+
+    def mask(self, method: MethodOptions) -> Mask:
+        block = method.block_length or self.block_length
+        if block is None:
+            what = f"{self.facts.where} does not say how long its blocks are"
+            raise UsageError(what, where="block_length", do="give --block-length, as it was trained")
+        return grid(block)
+
+    def rows(self, method: MethodOptions) -> int:
+        block = self.mask(method).block
+        assert block is not None
+        return super().rows(method) + block - 1  # blocks are always whole
+
+    def described(self) -> dict[str, Any]:
+        return {"block length": self.block_length, "mask id": self.mask_id}
+
+
+class SDARNetwork(GridNetwork):
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> SDARNetwork:
+        """Raises :class:`CheckpointError`."""
+        language = Qwen3.from_config(config, tensors, kernels)
+        return cls(language, config.where, _mask_id(config), _block_length(config))
+
+
+class MaskedLlamaNetwork(GridNetwork):
+    language: MaskedLlama
+
+    def __init__(self, language: MaskedLlama, where: str, mask_id: int, block_length: int | None, layers: Any) -> None:
+        super().__init__(language, where, mask_id, block_length)
+        if language.borrows:  # then all that the two share must be alike
+            own = None if mask_id >= language.vocabulary else mask_id
+            self.facts = replace(
+                self.facts, width=language.width, padding=0, target_layers=layers, mask_id=own
+            )
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> MaskedLlamaNetwork:
+        """Raises :class:`CheckpointError`."""
+        language = MaskedLlama.from_config(config, tensors, kernels)
+        layers = config.whole("num_target_layers") if config.has("num_target_layers") else None
+        own = MASK_EMBEDDING in tensors
+        mask_id = config.whole("mask_token_id", low=0) if own else _mask_id(config)
+        language.mask_id = mask_id
+        return cls(language, config.where, mask_id, _block_length(config), layers)
+
+    def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
+        self.language.borrow(host.model)
+        return super().bind(host, caches, method, sampling)
+
+
+MASK_EMBEDDING = "model.mask_embedding"
+
+
+class MaskedLlama(Llama):
+    """Llama with a mask's embedding of its own, where the file has one, and with the target's tables, where the file
+    has none (:attr:`borrows`)."""
+
+    mask_id: int
+    borrows = False
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> MaskedLlama:
+        borrows = "model.embed_tokens.weight" not in tensors
+        if borrows and "lm_head.weight" in tensors:
+            raise config.error("the file has a head and no embedding", do="both are needed, or neither")
+        made = super().from_config(config, tensors, kernels)
+        assert isinstance(made, MaskedLlama)
+        if MASK_EMBEDDING in tensors:
+            made.model.mask_embedding = parameter(made.width)
+        if borrows:
+            made.borrows, made.lm_head = True, None
+            del made.model.embed_tokens
+        made._lender: tuple[LanguageModel, ...] = ()  # a tuple, so that its weights are not counted as these
+        return made
+
+    def borrow(self, target: LanguageModel) -> None:
+        """Take the tables of the target where there are none."""
+        self._lender = (target,) if self.borrows else ()
+
+    @property
+    def head_matrix(self) -> Matrix:
+        return self._lender[0].head_matrix if self._lender else super().head_matrix
+
+    def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        own = self.model.mask_embedding if hasattr(self.model, "mask_embedding") else None
+        known = ids if own is None else ids.where(ids != self.mask_id, 0)
+        rows = self._lender[0].embed(known, 1.0) if self._lender else super().embed(known, scale)
+        if own is not None:
+            rows[ids == self.mask_id] = own.to(rows.dtype)
+        return rows
