@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 
+from foldspec.effort import Effort
 from foldspec.laws import Law, law_of
 from foldspec.noise import Noise, Purpose
 from foldspec.options import MethodOptions, SamplingParams
@@ -139,6 +140,7 @@ class DraftSampling:
     top_p: float = 1.0
     shared: bool = False
     confidence_stop: float = 0.0
+    effort: Effort = Effort()
 
     @classmethod
     def of(cls, method: MethodOptions) -> DraftSampling:

@@ -92,8 +92,8 @@ class MaskedDiffusion(LanguageDrafter):
     ) -> None:
         super().__init__(network.language, cache, host, method.draft_tokens or 0)
         self.network, self.sampling = network, sampling
-        self.effort = method.effort.filled(network.order).settled(sampling.temperature > 0)
-        self.faithful = self.effort.biased(sampling.temperature > 0)
+        self.effort = sampling.effort.filled(network.order)
+        self.biased = self.effort.biased(sampling.temperature > 0)
         self._mask = network.mask(method)
         self.block = self._mask.block
         self._once = method.prefix_cache == "approximate"
@@ -106,7 +106,8 @@ class MaskedDiffusion(LanguageDrafter):
         self._store([request])
 
     def reserve(self, request: int, entries: int) -> None:
-        self.cache.reserve(request, self.end(0, entries + self.max_drafts))
+        count = entries + self.max_drafts
+        self.cache.reserve(request, self.end(count - 1, 1))
 
     def truncate(self, request: int, length: int) -> None:
         del self._ids[request][length:]
@@ -182,7 +183,9 @@ class MaskedDiffusion(LanguageDrafter):
 
     def _step(self, drafts: Sequence[_Draft]) -> None:
         ids = [draft.rows for draft in drafts]
-        rows = Rows.of([draft.request for draft in drafts], [draft.start for draft in drafts], [len(own) for own in ids])
+        rows = Rows.of(
+            [draft.request for draft in drafts], [draft.start for draft in drafts], [len(own) for own in ids]
+        )
         wanted = [draft.wanted for draft in drafts]
         heads = tuple(offset + row for offset, own in zip(rows.offsets, wanted, strict=False) for row in own)
         logits = self._forward(rows, [token for own in ids for token in own], heads)[:, : self.vocabulary]

@@ -1,9 +1,9 @@
 """Networks of masked diffusion: language models that read a canvas of known ids and masks both ways.
 
-    Dream                Qwen2, reads everything; row i predicts the token at i + 1, as in the model it was made from
-    SDAR                 Qwen3, blocks of a grid; row i predicts the token at i
-    MaskedLlama (ours)   Llama, blocks of a grid; row i predicts the token at i; embedding and head are the target's own
-                         where the file has none, and the mask's embedding is a tensor of its own
+Dream                Qwen2, reads everything; row i predicts the token at i + 1, as in the model it was made from
+SDAR                 Qwen3, blocks of a grid; row i predicts the token at i
+MaskedLlama (ours)   Llama, blocks of a grid; row i predicts the token at i; embedding and head are the target's own
+                     where the file has none, and the mask's embedding is a tensor of its own
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foldspec.models.qwen2 import Qwen2
 from foldspec.models.qwen3 import Qwen3
 from foldspec.options import MethodOptions
 from foldspec.sampling import DraftSampling
-from foldspec.text.tokenizer import special_id
+from foldspec.text.tokenizer import mask_id
 
 __all__ = ["DreamNetwork", "GridNetwork", "MaskedLlamaNetwork", "MaskedNetwork", "SDARNetwork"]
 
@@ -36,8 +36,9 @@ class MaskedNetwork(LanguageNetwork):
     """``shift``: the row of a place is so many before its own. ``mask_id``: what stands where no token is known."""
 
     shift: ClassVar[int] = 0
-    order: ClassVar[str]
     quota: ClassVar[str] = "balanced"
+    order: str = "static"
+    efforts: frozenset[str] = frozenset({"steps", "confidence", "entropy_bound", "order"})
 
     def __init__(self, language: LanguageModel, where: str, mask_id: int) -> None:
         super().__init__(language, where, mask_id)
@@ -56,6 +57,7 @@ class MaskedNetwork(LanguageNetwork):
 class DreamNetwork(MaskedNetwork):
     shift = 1
     order = "entropy"
+    efforts = MaskedNetwork.efforts | {"prefix_cache"}
     quota = "dream"
 
     @classmethod
@@ -68,7 +70,7 @@ class DreamNetwork(MaskedNetwork):
 class GridNetwork(MaskedNetwork):
     """Reads blocks of ``block_length`` positions; None: the file does not say, an option must."""
 
-    order = "static"
+    efforts = MaskedNetwork.efforts | {"block_length"}
 
     def __init__(self, language: LanguageModel, where: str, mask_id: int, block_length: int | None) -> None:
         super().__init__(language, where, mask_id)
@@ -105,9 +107,7 @@ class MaskedLlamaNetwork(GridNetwork):
         super().__init__(language, where, mask_id, block_length)
         if language.borrows:  # then all that the two share must be alike
             own = None if mask_id >= language.vocabulary else mask_id
-            self.facts = replace(
-                self.facts, width=language.width, padding=0, target_layers=layers, mask_id=own
-            )
+            self.facts = replace(self.facts, width=language.width, padding=0, target_layers=layers, mask_id=own)
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> MaskedLlamaNetwork:
@@ -164,3 +164,20 @@ class MaskedLlama(Llama):
         if own is not None:
             rows[ids == self.mask_id] = own.to(rows.dtype)
         return rows
+
+
+def _mask_id(config: ModelConfig) -> int:
+    """``mask_token_id``, or what the tokenizer beside the config says. Raises :class:`CheckpointError`."""
+    found = mask_id(config.folder) if config.folder is not None and not config.has("mask_token_id") else None
+    if found is None:
+        found = config.whole("mask_token_id", low=0)
+    vocabulary = config.whole("vocab_size")
+    if found >= vocabulary:
+        raise config.error(f"its mask id {found} is outside its {vocabulary} ids")
+    return found
+
+
+def _block_length(config: ModelConfig) -> int | None:
+    """SDAR's files say ``block_size``, that of their training."""
+    key = next((key for key in ("block_length", "block_size") if config.has(key)), None)
+    return None if key is None else config.whole(key)
