@@ -20,7 +20,7 @@ from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Host
 from foldspec.drafters.denoise import Masked
 from foldspec.drafters.language import LanguageDrafter
-from foldspec.drafters.masked_networks import MaskedNetwork
+from foldspec.drafters.masked_networks import MOST, MaskedNetwork
 from foldspec.made_up import Numbers
 from foldspec.models.base import ForwardPlan
 from foldspec.noise import Noise
@@ -29,8 +29,6 @@ from foldspec.records import PointMass, Proposal
 from foldspec.sampling import DraftSampling
 
 __all__ = ["MaskedDiffusion"]
-
-MOST = 4096  # rows of a pass, unless one request alone has more
 
 
 class _Draft:
@@ -100,10 +98,22 @@ class MaskedDiffusion(LanguageDrafter):
 
     # ------------------------------------------------------------------------------------------- a request's life
 
+    def open(self, request: int, longest: int | None = None) -> None:
+        super().open(request, longest)
+        self.network.masks[request] = self._mask
+
     def fork(self, prefix: int, request: int, tokens: Sequence[int], longest: int | None = None) -> None:
-        self.open(request, longest)
-        self._ids[request] = list(tokens)
-        self._store([request])
+        if self.network.masks[prefix] == self._mask:
+            super().fork(prefix, request, tokens, longest)
+            self.network.masks[request] = self._mask
+        else:  # what is stored there hangs on another grid
+            self.open(request, longest)
+            self._ids[request] = list(tokens)
+            self._store([request])
+
+    def close(self, request: int) -> None:
+        super().close(request)
+        self.network.masks.pop(request, None)
 
     def reserve(self, request: int, entries: int) -> None:
         count = entries + self.max_drafts
@@ -183,9 +193,8 @@ class MaskedDiffusion(LanguageDrafter):
 
     def _step(self, drafts: Sequence[_Draft]) -> None:
         ids = [draft.rows for draft in drafts]
-        rows = Rows.of(
-            [draft.request for draft in drafts], [draft.start for draft in drafts], [len(own) for own in ids]
-        )
+        counts = [len(own) for own in ids]
+        rows = Rows.of([draft.request for draft in drafts], [draft.start for draft in drafts], counts)
         wanted = [draft.wanted for draft in drafts]
         heads = tuple(offset + row for offset, own in zip(rows.offsets, wanted, strict=False) for row in own)
         logits = self._forward(rows, [token for own in ids for token in own], heads)[:, : self.vocabulary]
@@ -194,6 +203,7 @@ class MaskedDiffusion(LanguageDrafter):
         for draft, own in zip(drafts, logits.split([len(own) for own in wanted]), strict=True):
             draft.step(own)
 
+    @torch.inference_mode()
     def _forward(self, rows: Rows, tokens: Sequence[int], heads: tuple[int, ...]) -> torch.Tensor:
         last, mask = self.model.vocabulary - 1, self.network.mask_id  # as in `LanguageDrafter.run`
         known = [token if token == mask else min(token, last) for token in tokens]

@@ -29,6 +29,8 @@ from foldspec.options import MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.text.tokenizer import mask_id
 
+MOST = 1024  # rows of a pass, unless one request alone has more
+
 __all__ = ["DreamNetwork", "GridNetwork", "MaskedLlamaNetwork", "MaskedNetwork", "SDARNetwork"]
 
 
@@ -43,10 +45,14 @@ class MaskedNetwork(LanguageNetwork):
     def __init__(self, language: LanguageModel, where: str, mask_id: int) -> None:
         super().__init__(language, where, mask_id)
         self.mask_id = mask_id
+        self.masks: dict[int, Mask] = {}  # under which the entries of each open request were computed
 
     def mask(self, method: MethodOptions) -> Mask:
         """Which entries its rows read."""
         return FULL
+
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        return MOST
 
     def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
         from foldspec.drafters.masked_diffusion import MaskedDiffusion
@@ -66,6 +72,15 @@ class DreamNetwork(MaskedNetwork):
         config.refuse(full_attn_mask=True, use_mrope=False)
         return cls(Qwen2.from_config(config, tensors, kernels), config.where, _mask_id(config))
 
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        return longest + self.rows(method)
+
+    def filled(self, method: MethodOptions) -> MethodOptions:
+        return replace(super().filled(replace(method, prefix_cache=None)), prefix_cache=method.prefix_cache or "exact")
+
+    def described(self) -> dict[str, Any]:
+        return {"reads": "everything, both ways", "mask id": self.mask_id}
+
 
 class GridNetwork(MaskedNetwork):
     """Reads blocks of ``block_length`` positions; None: the file does not say, an option must."""
@@ -76,11 +91,16 @@ class GridNetwork(MaskedNetwork):
         super().__init__(language, where, mask_id)
         self.block_length = block_length
 
-    def mask(self, method: MethodOptions) -> Mask:
+    def filled(self, method: MethodOptions) -> MethodOptions:
         block = method.block_length or self.block_length
         if block is None:
             what = f"{self.facts.where} does not say how long its blocks are"
             raise UsageError(what, where="block_length", do="give --block-length, as it was trained")
+        return replace(super().filled(replace(method, block_length=None)), block_length=block)
+
+    def mask(self, method: MethodOptions) -> Mask:
+        block = method.block_length or self.block_length
+        assert block is not None, "the method is filled in"
         return grid(block)
 
     def rows(self, method: MethodOptions) -> int:
