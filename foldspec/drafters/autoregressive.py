@@ -1,7 +1,7 @@
 """A smaller language model of the same vocabulary as drafter: it decodes a few tokens of its own after the anchor.
 
-Each draft is one row through the model, after the drafts before it: what it was drawn from is its law given those, exact
-whatever the rule. The last draft of a proposal is not stored: nobody reads it.
+Each draft is one row through the model, after the drafts before it: what it was drawn from is its law given those,
+exact whatever the rule. The last draft of a proposal is not stored: nobody reads it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 On a grid of blocks (SDAR), whole committed blocks are stored. The block that the anchor stands in is computed anew in
 every pass, its free places masked; a draft that is longer goes on in the next block, which reads the one before as
 scratch. Dream reads everything both ways: what it knows of a prefix hangs on the canvas. Either all of it is computed
-anew in every pass, or, approximately, once a round beside the canvas that is all masks (``prefix_cache``). In both cases
-the row before the canvas, the anchor's, is in every pass: it predicts the first draft.
+anew in every pass, or, approximately, once a round beside the canvas that is all masks (``prefix_cache``). In both
+cases the row before the canvas, the anchor's, is in every pass: it predicts the first draft.
 
 A canvas lives in :meth:`MaskedDiffusion.propose` alone, and the cache is cut back before that returns.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -123,50 +123,45 @@ class SDARNetwork(GridNetwork):
 class MaskedLlamaNetwork(GridNetwork):
     language: MaskedLlama
 
-    def __init__(self, language: MaskedLlama, where: str, mask_id: int, block_length: int | None, layers: Any) -> None:
-        super().__init__(language, where, mask_id, block_length)
-        if language.borrows:  # then all that the two share must be alike
-            own = None if mask_id >= language.vocabulary else mask_id
-            self.facts = replace(self.facts, width=language.width, padding=0, target_layers=layers, mask_id=own)
-
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> MaskedLlamaNetwork:
         """Raises :class:`CheckpointError`."""
         language = MaskedLlama.from_config(config, tensors, kernels)
-        layers = config.whole("num_target_layers") if config.has("num_target_layers") else None
-        own = MASK_EMBEDDING in tensors
-        mask_id = config.whole("mask_token_id", low=0) if own else _mask_id(config)
-        language.mask_id = mask_id
-        return cls(language, config.where, mask_id, _block_length(config), layers)
+        network = cls(language, config.where, language.mask_id, _block_length(config))
+        inside = language.mask_id if language.mask_id < language.vocabulary else None
+        network.facts = replace(network.facts, mask_id=inside)
+        if language.borrows:  # then what it was made from must be what it borrows from
+            layers = config.whole("num_target_layers") if config.has("num_target_layers") else None
+            network.facts = replace(network.facts, width=language.width, padding=0, target_layers=layers)
+        return network
 
     def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
         self.language.borrow(host.model)
         return super().bind(host, caches, method, sampling)
 
 
-MASK_EMBEDDING = "model.mask_embedding"
-
-
 class MaskedLlama(Llama):
     """Llama with a mask's embedding of its own, where the file has one, and with the target's tables, where the file
-    has none (:attr:`borrows`)."""
+    has none: then it ``borrows``."""
 
-    mask_id: int
+    mask_id = -1
     borrows = False
+    _lender: tuple[LanguageModel, ...] = ()  # a tuple, so that its weights are not counted as these
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> MaskedLlama:
-        borrows = "model.embed_tokens.weight" not in tensors
-        if borrows and "lm_head.weight" in tensors:
-            raise config.error("the file has a head and no embedding", do="both are needed, or neither")
+        """Raises :class:`CheckpointError`."""
         made = super().from_config(config, tensors, kernels)
         assert isinstance(made, MaskedLlama)
-        if MASK_EMBEDDING in tensors:
-            made.model.mask_embedding = parameter(made.width)
-        if borrows:
-            made.borrows, made.lm_head = True, None
+        made.borrows = "model.embed_tokens.weight" not in tensors
+        if made.borrows and "lm_head.weight" in tensors:
+            raise config.error("the file has a head and no embedding", do="both are needed, or neither")
+        own = "model.mask_embedding" in tensors
+        made.mask_id = config.whole("mask_token_id", low=0) if own else _mask_id(config)
+        made.model.register_parameter("mask_embedding", parameter(made.width) if own else None)
+        if made.borrows:
+            made.lm_head = None
             del made.model.embed_tokens
-        made._lender: tuple[LanguageModel, ...] = ()  # a tuple, so that its weights are not counted as these
         return made
 
     def borrow(self, target: LanguageModel) -> None:
@@ -177,12 +172,17 @@ class MaskedLlama(Llama):
     def head_matrix(self) -> Matrix:
         return self._lender[0].head_matrix if self._lender else super().head_matrix
 
+    @property
+    def bytes_read(self) -> int:
+        return super().bytes_read + (self.head_weight.nbytes if self._lender else 0)
+
     def embed(self, ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        own = self.model.mask_embedding if hasattr(self.model, "mask_embedding") else None
-        known = ids if own is None else ids.where(ids != self.mask_id, 0)
+        own = cast(torch.Tensor | None, self.model.mask_embedding)
+        masked = ids == self.mask_id
+        known = ids if own is None else ids.where(~masked, 0)  # the mask may be no id of the table
         rows = self._lender[0].embed(known, 1.0) if self._lender else super().embed(known, scale)
         if own is not None:
-            rows[ids == self.mask_id] = own.to(rows.dtype)
+            rows[masked] = own
         return rows
 
 

@@ -22,7 +22,7 @@ UNSUPPORTED = {
 
 
 class ModelConfig:
-    """One config.json (or a part of it) and the name to use for it in errors. ``folder`` it was read from, if it was."""
+    """One config.json (or a part of it) and the name to use for it in errors; ``folder``: where it was read."""
 
     def __init__(self, values: dict[str, Any], where: str, folder: Path | None = None) -> None:
         self.values, self.where, self.folder = values, where, folder
