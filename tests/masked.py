@@ -69,23 +69,29 @@ def write_masked_llama(at: Path, *, tables: bool = False, seed: int = 7, **chang
 
 
 class Bench:
-    """A drafter alone, and the (start, ids) of each of its passes. ``drafts``: tokens of a draft."""
+    """A drafter alone, and the (start, ids) of each of its passes. ``drafts``: tokens of a draft; ``like``: over the
+    weights and the cache of another."""
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         effort: Effort,
         drafts: int,
         *,
+        like: Bench | None = None,
         target: LanguageModel | None = None,
         sampling: DraftSampling | None = None,
         **method: Any,
     ) -> None:
-        network = tiny.load_network(folder)
-        assert isinstance(network, MaskedNetwork)
-        model = network.language if target is None else target
-        self.network = network
-        self.cache = tiny.paged_cache(network.language, pages=64, page_size=16)
+        if like is not None:
+            network, self.cache, model = like.network, like.cache, like.target
+        else:
+            assert folder is not None
+            loaded = tiny.load_network(folder)
+            assert isinstance(loaded, MaskedNetwork)
+            network, model = loaded, loaded.language if target is None else target
+            self.cache = tiny.paged_cache(network.language, pages=128, page_size=16)
+        self.network, self.target = network, model
         host = Host(model, self.cache, tiny.kernels_of("auto"))
         sampling = sampling or DraftSampling(effort=effort)
         options = network.filled(MethodOptions(draft_tokens=drafts, **method))
