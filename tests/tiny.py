@@ -157,9 +157,13 @@ def kernels_of(name: str = "auto") -> Kernels:
     return Kernels(name, library())
 
 
-def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A target with its weights, as an engine would load it."""
+def load_target(
+    folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.float32, architecture: str | None = None
+) -> LanguageModel:
+    """A target with its weights, as an engine would load it; ``architecture`` in place of the one that it declares."""
     config, weights = ModelConfig.read(folder), read_headers(folder)
+    if architecture is not None:
+        config.values["architectures"] = [architecture]
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     join(model, dtype, dtype, "cpu")
     load_into(model, weights, dtype=dtype, device="cpu", wide=wide(model), rename=model.parameter_name)

@@ -15,13 +15,16 @@ from foldspec.models.config import ModelConfig
 __all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
 
 # what the registry calls the kinds that run
-KINDS = ("dflash", "dspark", "autoregressive")
+KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffusion")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
+    "DreamModel": "foldspec.drafters.masked_networks:DreamNetwork",
+    "SDARForCausalLM": "foldspec.drafters.masked_networks:SDARNetwork",
+    "MaskedLlamaForCausalLM": "foldspec.drafters.masked_networks:MaskedLlamaNetwork",
 }
 
 # any target model may draft, too

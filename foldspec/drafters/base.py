@@ -13,6 +13,7 @@ from torch import nn
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel
@@ -91,6 +92,18 @@ class DrafterNetwork(nn.Module, ABC):
     @abstractmethod
     def rows(self, method: MethodOptions) -> int:
         """The most rows of a round, in its own forwards and in the target's, the anchor's included."""
+
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        """The most rows of one of its own forwards, where a request holds ``longest`` entries."""
+        return self.rows(method)
+
+    def filled(self, method: MethodOptions) -> MethodOptions:
+        """The method with what it leaves to the network filled in. Raises :class:`UsageError` for what the network has
+        no use for."""
+        for name in ("block_length", "prefix_cache"):
+            if getattr(method, name) is not None:
+                raise UsageError(f"{self.facts.where} has no use for it", where=name, do="leave it out")
+        return method
 
     @abstractmethod
     def footprint(self, method: MethodOptions, dtype: torch.dtype, room: Room) -> Footprint:
