@@ -63,7 +63,8 @@ class Autoregressive(LanguageDrafter):
                 logits = logits[:, : self.vocabulary]
                 if self._sampling.temperature:
                     chosen = [
-                        drawn[i].draw(self._sampling.law(row, self.ids)) for i, row in zip(going, logits, strict=True)
+                        drawn[i].draw(self._sampling.law(row, self.support))
+                        for i, row in zip(going, logits, strict=True)
                     ]
                 else:
                     chosen = greedy(logits)

@@ -65,7 +65,7 @@ class DrafterNetwork(nn.Module, ABC):
     ``integer``    tensors that hold whole numbers
     ``verdict``    what it means that a target passed all checks, in words
     ``reads_context``  whether a context method decides what it reads; else it reads everything
-    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that is
+    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside; ``order``: the one that is
                    taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 

@@ -79,7 +79,7 @@ class LanguageDrafter(Drafter):
         self.vocabulary = min(model.vocabulary, host.model.vocabulary)
         self._device = model.head_weight.device
         whole = self.vocabulary == host.model.vocabulary
-        self.ids = None if whole else torch.arange(self.vocabulary, device=self._device)
+        self.support = None if whole else torch.arange(self.vocabulary, device=self._device)
         self._ids: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------------------------------------- a request's life

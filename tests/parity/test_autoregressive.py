@@ -1,4 +1,4 @@
-"""A language model as drafter, of every family: its state after any round, its drafts, and what an engine makes of it."""
+"""Language models as drafters, of every family: state after any round, drafts, and what an engine makes of them."""
 
 from __future__ import annotations
 

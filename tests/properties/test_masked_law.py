@@ -1,8 +1,8 @@
 """The law of the output where a masked drafter drafts, through the real round loop and the drafter's own: every block
 of a grid, every order, every law that a draft may be held with; noise is enumerated exactly.
 
-The network is a table: a row's logits hang on every id that it sees and where, as the mask of the pass has it, so that a
-token revealed early, or left over, shows in all that is drawn after it."""
+The network is a table: a row's logits hang on every id that it sees and where, as the mask of the pass has it, so that
+a token revealed early, or left over, shows in all that is drawn after it."""
 
 from __future__ import annotations
 
