@@ -19,6 +19,7 @@ KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffus
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
+    "PEFT LORA": "foldspec.drafters.adapter:AdapterNetwork",
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
@@ -52,8 +53,8 @@ def make_network(config: ModelConfig, tensors: Collection[str], kernels: Kernels
     if name in REFUSED:
         raise config.error(f"{REFUSED[name]} ({name}) is not supported", do="use a drafter of another kind")
     if name not in ARCHITECTURES and name not in TARGETS:
-        known = ", ".join(sorted({*ARCHITECTURES, *TARGETS}))
-        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {known}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {known}, and those of targets")
     module, _, attribute = ARCHITECTURES.get(name, LANGUAGE_MODEL).partition(":")
     network: DrafterNetwork = getattr(import_module(module), attribute).from_config(config, tensors, kernels)
     return network

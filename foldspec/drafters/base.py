@@ -65,21 +65,21 @@ class DrafterNetwork(nn.Module, ABC):
     ``integer``    tensors that hold whole numbers
     ``verdict``    what it means that a target passed all checks, in words
     ``reads_context``  whether a context method decides what it reads; else it reads everything
-    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that
-                   is taken where none is given; ``no_effort`` says why one that is not among them means nothing
+    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside; ``order``: the one that is
+                   taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 
     facts: DrafterFacts
     block: int | None = None
     confident: bool = False
     integer: frozenset[str] = frozenset()
-    verdict: ClassVar[str] = "the drafter was made for this target"
-    reads_context: ClassVar[bool] = True
     efforts: frozenset[str] = frozenset()
     order: str = "static"
     no_effort: str = (
         "the drafter has one step: a second would need the target's features of tokens that are only drafted"
     )
+    verdict: ClassVar[str] = "the drafter was made for this target"
+    reads_context: ClassVar[bool] = True
 
     def parameter_name(self, tensor: str) -> str | None:
         """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
@@ -113,6 +113,9 @@ class DrafterNetwork(nn.Module, ABC):
     def caches(self, dtype: torch.dtype, room: Room, pages: int, device: torch.device) -> Any:
         """Its caches, shared by all drafters of these weights: for :meth:`bind` alone. They have a ``check()`` for
         debug mode."""
+
+    def fit(self, target: LanguageModel) -> None:
+        """Look at the target's modules before any weight is read. Raises :class:`PairError`."""
 
     @abstractmethod
     def check(self, target: LanguageModel) -> None:
