@@ -25,6 +25,7 @@ from foldspec.errors import UsageError
 if TYPE_CHECKING:
     from foldspec.bench.settings import BenchSettings
     from foldspec.bench.sources import About
+    from foldspec.drafters.base import DrafterNetwork
     from foldspec.engine import Engine
 
 __all__ = ["add"]
@@ -184,7 +185,7 @@ def _load(
                 lengths, _ = parse_lengths(settings.lengths, 1 << 40)
                 options.max_context = min(found.model.max_positions, lengths[-1] + settings.max_new)
         if options.dry_run:
-            settings = _runnable(options, settings, found.network is not None)
+            settings = _runnable(options, settings, found.network)
             for method in settings.parsed[1:]:
                 draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
                 check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
@@ -194,15 +195,19 @@ def _load(
         which = {"target": options.target, "drafter": options.drafter}
         engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
         loading = False
-    settings = _runnable(options, settings, engine.resources.found.network is not None)
+    settings = _runnable(options, settings, engine.resources.found.network)
     about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
     return about, engine, settings, engine.notices
 
 
-def _runnable(options: argparse.Namespace, settings: BenchSettings, drafter: bool) -> BenchSettings:
-    if options.load_format == "dummy" and options.methods is None and not drafter:
-        return dataclasses.replace(settings, methods="lookup")
-    return settings
+def _runnable(options: argparse.Namespace, settings: BenchSettings, network: DrafterNetwork | None) -> BenchSettings:
+    """The settings; where no methods are named, without those that the drafter has no use for."""
+    methods = settings.methods
+    if options.methods is None and network is None and options.load_format == "dummy":
+        methods = "lookup"
+    elif options.methods is None and network is not None and not network.reads_context:
+        methods = "lookup,full"
+    return dataclasses.replace(settings, methods=methods)
 
 
 def _told(lines: Sequence[str]) -> None:
