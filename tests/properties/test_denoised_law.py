@@ -4,6 +4,7 @@ follows the law that it is held with, and the law of what comes out of the real 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from denoising import (
     ToyDrafter,
     continued,
     drafted,
+    generate,
     output_law,
     plain_law,
     run_law,
@@ -36,12 +38,14 @@ from losslessness import (
     with_tables,
 )
 from output_laws import mutant
+from scipy import stats
 from tables import total_variation
 
 from foldspec import sampling
 from foldspec.acceptance import make_rule, relaxed
 from foldspec.drafters import denoise, denoise_uniform
 from foldspec.effort import Effort
+from foldspec.noise import Noise
 
 
 def check(toy: Toy, rule: str, name: str, mode: str) -> None:
@@ -140,6 +144,20 @@ def test_drafts_need_their_anchor_and_their_step_in_the_key(name: str) -> None:
     wrong = mutant(sampling, KEY, key)["DraftSampling"](temperature=1.0)
     assert over_rounds(toy, order, "exact", DRAWN, length) < 1e-12
     assert over_rounds(toy, order, "exact", wrong, length) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [KEY, "anchor + 1 + i)"], ids=["its own key", "the position alone"])
+def test_many_requests_with_the_real_noise(key: str) -> None:
+    """Chi-square of whole outputs, each with its own seed."""
+    how, count = mutant(sampling, KEY, key)["DraftSampling"](temperature=1.0), 4000
+    drafter = ToyDrafter(COUPLED, Effort(steps=2, order="topk_margin"), how)
+    rule, found = make_rule("exact"), Counter[tuple[int, ...]]()
+    for seed in range(count):
+        found[tuple(generate(COUPLED, rule, drafter, 4, Noise(seed)).output[1:])] += 1
+    wanted = plain_law(COUPLED, 4)
+    off = stats.chisquare([found[each] for each in wanted], [count * mass for mass in wanted.values()]).pvalue
+    assert off > 1e-3 if key == KEY else off < 1e-9
 
 
 # ---------------------------------------------------------------------------------------------------------- mutants
