@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import relaxing
+import torch
 from denoising import (
     Begin,
     Drafted,
@@ -28,6 +29,9 @@ from foldspec.acceptance import make_rule
 from foldspec.drafters.denoise import Masked
 from foldspec.drafters.denoise_uniform import Ancestral, Annealed
 from foldspec.effort import ORDERS, Q_MODES, Effort
+from foldspec.laws import Law
+from foldspec.noise import Noise
+from foldspec.records import Sampled
 from foldspec.sampling import DraftSampling
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "losslessness.md"
@@ -35,12 +39,46 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "losslessness.md"
 IDS, DRAWN = 2, DraftSampling(temperature=1.0)
 PAIR, TRIPLE = random_toy(IDS, 2), random_toy(IDS, 3)
 
+
+class InBlocks:
+    """Masked blocks of two places, one after the other, as SDAR drafts more than one."""
+
+    def __init__(self, effort: Effort, sampling: DraftSampling, noise: Noise, anchor: int, count: int) -> None:
+        self._begin = partial(Masked, effort, sampling, noise, anchor)
+        self._before: list[int | None] = []
+        self._left, self._now = max(0, count - 2), self._begin(min(2, count), block=2)
+
+    @property
+    def canvas(self) -> list[int | None]:
+        return [*self._before, *self._now.canvas, *[None] * self._left]
+
+    @property
+    def masked(self) -> list[int]:
+        return [len(self._before) + place for place in self._now.masked]
+
+    @property
+    def done(self) -> bool:
+        return self._now.done and not self._left
+
+    @property
+    def proposal(self) -> Sampled[Law]:
+        return self._now.proposal
+
+    def step(self, logits: torch.Tensor) -> None:
+        self._now.step(logits)
+        if self._now.done and self._left:
+            self._before += self._now.canvas
+            count, self._left = min(2, self._left), max(0, self._left - 2)
+            self._now = self._begin(count, block=2, drafts=self._now.proposal)
+
+
 STILL = "uniform, until it is still"
 # what a drafter does, but for its q_mode: name -> effort, and what makes a block
 EFFORTS: dict[str, tuple[Effort, Begin]] = {
     "one step": (Effort(), Masked),
     **{order: (Effort(steps=2, order=order), Masked) for order in ORDERS[:6]},
     "origin, Dream's coins": (Effort(steps=2, order="origin"), partial(Masked, quota="dream")),
+    "static, in two blocks": (Effort(steps=2, order="static"), InBlocks),
     "dynamic": (Effort(confidence=0.7, order="dynamic"), Masked),
     "dynamic_top1": (Effort(confidence=0.7), Masked),
     "entropy bound": (Effort(entropy_bound=0.3), Masked),
@@ -55,7 +93,7 @@ COMBINATIONS = [(name, mode) for name in EFFORTS for mode in Q_MODES if name != 
 def drafter_of(toy: Toy, name: str, mode: str) -> ToyDrafter:
     effort, begin = EFFORTS[name]
     drafter = ToyDrafter(toy, dataclasses.replace(effort, q_mode=mode), DRAWN, begin)
-    drafter.biased = drafter.biased if begin is Masked or "coins" in name else ""
+    drafter.biased = "" if "uniform" in name else drafter.biased
     return drafter
 
 
