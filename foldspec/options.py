@@ -20,6 +20,7 @@ from foldspec.values import by_layer, leniency, one_of, read_pairs, real, severa
 
 __all__ = [
     "AT_ZERO",
+    "CONTEXT",
     "CONTEXT_FIELDS",
     "DIVERGENCES",
     "RESIDUALS",
@@ -29,6 +30,7 @@ __all__ = [
     "SamplingParams",
 ]
 
+CONTEXT = "fold"  # the context method of those who name none
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
@@ -177,7 +179,8 @@ class MethodOptions:
     A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` also ``alpha``,
     ``coverage`` and ``far_boundary``.
 
-    ``context``        name of a context method (``foldspec.context.METHODS``)
+    ``context``        name of a context method (``foldspec.context.METHODS``); None: ``fold``, or ``full`` where
+                       the drafter reads its context by no method
     ``drafter``        name of a drafter without weights (``foldspec.drafters.MODEL_FREE``) that runs in place of the
                        pair's own; None: the pair's own, or plain decoding where it has none
     ``window``         W of FOLD, in context entries; None takes the pair's own
@@ -204,7 +207,8 @@ class MethodOptions:
                        ``relaxed``, that of the law it was judged by (that of ``cactus``)
     ``at_zero``        ``linear`` at temperature 0: ``onehot`` (its own) or ``mixture_argmax``
     ``epsilon``, ``factor``  of ``typical``: 0.09 and 0.3
-    ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
+    ``draft_tokens``   drafts verified a round at most; None: all that the drafter proposes. Of a language model, which
+                       has no block of its own, the length of its drafts; None: the pair's own, or 5
     ``confidence_stop``  in [0, 1]: a block ends before the first draft whose chance to stand is lower by the drafter's
                        own estimate (DSpark's confidence head); 0 takes all
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
@@ -215,7 +219,7 @@ class MethodOptions:
                        rule decides
     """
 
-    context: str = "fold"
+    context: str | None = None
     window: int | None = None
     alpha: float | None = None
     coverage: str | None = None
@@ -253,7 +257,7 @@ class MethodOptions:
     def __post_init__(self) -> None:
         for name in ("context", "accept", "drafter"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (name, value) != ("drafter", None):
+            if not isinstance(value, str) and (name == "accept" or value is not None):
                 raise UsageError(f"must be a name, not {value!r}", where=name)
         for name, least in _LEAST.items():
             whole(name, getattr(self, name), least, optional=name in ("window", "yarn_ref"))

@@ -10,23 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from foldspec.cache.paged import PagedCache, TargetSpec
-from foldspec.cache.side import DraftCache
+from foldspec.cache.recurrent import RECORDED
 from foldspec.context import coverage_of, make_method
-from foldspec.context.reader import ContextReader
-from foldspec.context.verifier import Verifier
 from foldspec.drafters import make_model_free
-from foldspec.drafters.base import Drafter, NoDrafter
+from foldspec.drafters.base import Drafter, Host, NoDrafter, Room
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.made_up import Numbers
 from foldspec.memory import MemoryPlan, make_plan
-from foldspec.options import EngineOptions, MethodOptions
+from foldspec.options import CONTEXT, EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
@@ -34,7 +33,8 @@ from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
 
-WINDOW, ALPHA, YARN_REF = 2048, 2.0, 4096  # for a pair that the registry does not know
+WINDOW, ALPHA, YARN_REF, DRAFTS = 2048, 2.0, 4096, 5  # for a pair that the registry does not know
+WHOLE = "full"  # the context method of a drafter that reads everything
 CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
 BUDGETS = {"cpu": 12, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
@@ -119,7 +119,7 @@ class Resources:
             planned(self.plan)
         self.cache, self._draft_cache = self._pools()
 
-    def _pools(self) -> tuple[PagedCache, DraftCache | None]:
+    def _pools(self) -> tuple[PagedCache, Any]:
         network, options, plan = self.found.network, self.options, self.plan
         spec = self.found.model.cache_spec(self.dtype)
         try:
@@ -134,14 +134,8 @@ class Resources:
             )
             if network is None:
                 return cache, None
-            draft_cache = DraftCache(
-                network.cache_spec(self.dtype),
-                pages=plan.draft_pages,
-                page_size=options.page_size,
-                max_requests=options.max_batch,
-                longest=plan.longest,
-                device=self.device,
-            )
+            room = Room(options.max_batch, plan.longest, plan.longest_pass, options.page_size)
+            draft_cache = network.caches(self.dtype, room, plan.draft_pages, self.device)
         except RuntimeError as error:  # torch has no one class for it on all devices
             what = f"no memory for a cache of {plan.target_cache / 1e9:.1f} GB on {self.device}: {plan}"
             raise ResourceError(what, do="lower --max-context or --max-batch") from error
@@ -184,25 +178,21 @@ class Resources:
             return NoDrafter()
         if named is not None:
             return named
-        if network is None or self._draft_cache is None:
+        if network is None:
             return NoDrafter()
-        context = make_method(method, network.layer_facts, network.block)
-        verifier = Verifier(self.cache, verified) if "verifier_query" in context.needs() else None
-        reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale, verifier)
-        sampling = DraftSampling(
-            float(method.draft_temperature),
-            method.draft_top_k,
-            method.draft_top_p,
-            method.draft_noise == "shared",
-            method.confidence_stop,
-        )
-        return network.bind(self.found.model, reader, sampling)
+        host = Host(self.found.model, self.cache, self.kernels, verified)
+        drafter = network.bind(host, self._draft_cache, method, DraftSampling.of(method))
+        most = min(self.plan.longest_pass, RECORDED if self.cache.spec.recurrent else self.plan.longest_pass) - 1
+        if drafter.max_drafts > most:
+            what = f"the caches were made for drafts of at most {most} tokens, not {drafter.max_drafts}"
+            raise UsageError(what, where="draft_tokens", do="ask for fewer")
+        return drafter
 
     @property
     def prefix_drafter(self) -> Drafter:
         """The drafter as a keeper of prefixes, which no context method touches."""
         if self._prefix_drafter is None:
-            self._prefix_drafter = self.drafter(MethodOptions(context="full"))
+            self._prefix_drafter = self.drafter(MethodOptions(context=WHOLE))
         return self._prefix_drafter
 
     @contextmanager
@@ -295,13 +285,25 @@ def choose_operators(
 def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it.
     Raises :class:`UsageError` for what the pair's drafter cannot do."""
-    entry, coverage = found.entry, coverage_of(method.context)
+    network = found.network if method.drafter is None and method.draft_tokens != 0 else None
+    context, drafts = method.context, method.draft_tokens
+    if network is not None and not network.reads_context:
+        context = context or WHOLE
+        if context != WHOLE:
+            what = f"{network.facts.where} reads its whole context: it has no use for the method {context!r}"
+            raise UsageError(what, where="context", do=f"leave it out, or use {WHOLE}")
+    if network is not None and network.block is None and drafts is None:
+        drafts = found.entry.block if found.entry is not None and found.entry.block else DRAFTS
+    context = context or CONTEXT
+    entry, coverage = found.entry, coverage_of(context)
     if entry and coverage == "all":
         coverage = entry.coverage
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
     return dataclasses.replace(
         method,
+        context=context,
+        draft_tokens=drafts,
         window=method.window or (entry.window if entry else None) or WINDOW,
         alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
         coverage=method.coverage or coverage,

@@ -104,6 +104,12 @@ class LanguageModel(nn.Module, ABC):
         """The tensor of :attr:`head_matrix`, as it is held: perhaps packed."""
         return self.head_matrix.weight
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that a forward reads, each once. Embedding tables count where they are the head as well."""
+        head = self.head_weight
+        return sum(p.nbytes for name, p in self.named_parameters() if p is head or "embed_tokens" not in name)
+
     @abstractmethod
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
         """ids [total] of the plan's rows. Stores their keys and values in the cache and counts them in."""
