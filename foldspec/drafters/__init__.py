@@ -15,13 +15,14 @@ from foldspec.models.config import ModelConfig
 __all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
 
 # what the registry calls the kinds that run
-KINDS = ("dflash", "dspark", "autoregressive")
+KINDS = ("dflash", "dspark", "autoregressive", "uniform diffusion")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
+    "DiffusionGemmaForBlockDiffusion": "foldspec.drafters.uniform_diffusion:UniformNetwork",
 }
 
 # any target model may draft, too

@@ -50,6 +50,9 @@ class Mixture:
         experts = config.whole("num_experts")
         return cls(experts, config.whole("top_k_experts", high=experts), config.whole("moe_intermediate_size"))
 
+    def __str__(self) -> str:
+        return f"{self.chosen} of {self.experts}"
+
 
 class MixedBlock(Block):
     """A layer whose MLP and experts read the stream side by side."""
@@ -125,7 +128,7 @@ class DiffusionGemma(Gemma4):
             block=partial(MixedBlock, mixture),
         )
         g = layers[0].geometry
-        self.canvas = canvas
+        self.canvas, self.mixture = canvas, mixture
         self.self_conditioning = SelfConditioning(g.width, g.inner, g.eps, kernels)
         self.encoder = _Encoder(len(layers))
 
@@ -153,6 +156,13 @@ class DiffusionGemma(Gemma4):
             return None
         name = name.replace("model.self_conditioning.", "self_conditioning.")
         return f"{name}.weight" if ".experts." in name else name  # which files name without it
+
+    def bytes_of(self, rows: int) -> int:
+        """About the bytes of weights that a forward of so many rows reads: of the experts, as many as rows choose that
+        choose evenly."""
+        experts = sum(p.nbytes for name, p in self.named_parameters() if ".experts." in name)
+        idle = (1 - self.mixture.chosen / self.mixture.experts) ** rows
+        return self.bytes_read - int(idle * experts)
 
     def denoise(
         self, ids: torch.Tensor, rows: Rows, cache: PagedCache, before: torch.Tensor | None = None
