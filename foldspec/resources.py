@@ -18,7 +18,7 @@ from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.recurrent import RECORDED
 from foldspec.context import coverage_of, make_method
 from foldspec.drafters import make_model_free
-from foldspec.drafters.base import Drafter, Host, NoDrafter, Room
+from foldspec.drafters.base import Drafter, DrafterNetwork, Host, NoDrafter, Room
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
@@ -301,7 +301,7 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
     return dataclasses.replace(
-        method,
+        _with_effort(method, network),
         context=context,
         draft_tokens=drafts,
         window=method.window or (entry.window if entry else None) or WINDOW,
@@ -309,6 +309,21 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
         coverage=method.coverage or coverage,
         yarn_ref=method.yarn_ref or (entry.yarn_reference if entry else None) or YARN_REF,
     )
+
+
+def _with_effort(method: MethodOptions, network: DrafterNetwork | None) -> MethodOptions:
+    """The method with the order and the ``q_mode`` that run. Raises :class:`UsageError` for an effort that means
+    nothing to the drafter; to plain decoding none does, and any goes."""
+    takes, effort = network.efforts if network else frozenset(), method.effort
+    for name in ("steps", "confidence", "entropy_bound", "order"):
+        value = getattr(method, name)
+        if value is not None and name not in takes and (name, value) != ("steps", 1) and method.draft_tokens != 0:
+            what = network.no_effort if network else "is for a drafter with a network"
+            raise UsageError(what, where=name, do="leave it out")
+    if network is None or "order" not in takes:
+        return method
+    effort = effort.filled(network.order).settled(drawn=method.draft_temperature > 0)
+    return dataclasses.replace(method, order=effort.order, q_mode=effort.q_mode)
 
 
 def pick_device(name: str) -> torch.device:

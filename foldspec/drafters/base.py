@@ -64,6 +64,8 @@ class DrafterNetwork(nn.Module, ABC):
     ``integer``    tensors that hold whole numbers
     ``verdict``    what it means that a target passed all checks, in words
     ``reads_context``  whether a context method decides what it reads; else it reads everything
+    ``efforts`` the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that is
+                taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 
     facts: DrafterFacts
@@ -72,6 +74,11 @@ class DrafterNetwork(nn.Module, ABC):
     integer: frozenset[str] = frozenset()
     verdict: ClassVar[str] = "the drafter was made for this target"
     reads_context: ClassVar[bool] = True
+    efforts: frozenset[str] = frozenset()
+    order: str = "static"
+    no_effort: str = (
+        "the drafter has one step: a second would need the target's features of tokens that are only drafted"
+    )
 
     def parameter_name(self, tensor: str) -> str | None:
         """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
@@ -109,10 +116,13 @@ class Drafter(ABC):
 
     ``taps``        target layers whose raw outputs :meth:`absorb` wants, in this order
     ``max_drafts``  tokens that a round can propose at most
+    ``biased``      why drafts may not follow the laws that they are held with, given what stands before them; empty if
+                    they do
     """
 
     taps: tuple[int, ...] = ()
     max_drafts: int = 0
+    biased: str = ""
 
     @abstractmethod
     def open(self, request: int, longest: int | None = None) -> None:
