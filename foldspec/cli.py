@@ -233,7 +233,7 @@ def _generate(options: argparse.Namespace) -> int:
         terminal.made_up = engine.made_up
         if not options.quiet:
             notices(engine.notices)
-            if asked is not None and not engine.lossless:
+            if asked is not None and not (engine.lossless or engine.made_up):
                 notices([_lossy(engine)])
         if asked is not None:
             terminal.clear()
@@ -263,7 +263,7 @@ def _generate(options: argparse.Namespace) -> int:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
                 print(f"{summary(generation.completion, engine.made_up)}, {reason}{seed}", file=sys.stderr)
-                if not engine.lossless:
+                if not (engine.lossless or engine.made_up):
                     print(_lossy(engine, generation.completion.outside), file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)

@@ -306,9 +306,7 @@ def test_the_output_has_the_law_of_plain_decoding(rule: str, steps: int) -> None
     assert off(rule, steps, seed=steps, temperature=1.2, top_k=2) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 1.0, "q_mode": "point_mass"}, {"temperature": 0.8, "top_k": 2}]
-)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.2, "top_k": 2, "q_mode": "point_mass"}])
 def test_other_drafts_keep_it(sampling: dict[str, Any]) -> None:
     assert off("exact", 2, seed=5, **sampling) < 1e-12
 
@@ -342,4 +340,4 @@ WRONG: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_is_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uniform_diffusion, "Annealed", mutant(*WRONG[mistake])["Annealed"])
-    assert off("exact", 2, seed=2, temperature=1.2, top_k=2) > 1e-3
+    assert off("exact", 2, seed=3, length=3, temperature=1.2) > 1e-3
