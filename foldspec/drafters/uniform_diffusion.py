@@ -1,6 +1,6 @@
 """Uniform diffusion as a drafter: DiffusionGemma encodes what is committed and denoises a canvas after the anchor.
 
-    anchor -> encoder, stored as what is committed will be
+    what the last round has committed, and the anchor -> encoder, one pass, stored
     canvas of random ids at n+1 .. n+B;  K times: logits = decoder(canvas), one step of the sampler
     the drafts are what the last step draws, each from its law there
 
@@ -63,6 +63,36 @@ class UniformDiffusion(LanguageDrafter):
         passes = (1, *(self.max_drafts for _ in range(self._steps)))
         return sum(self._denoiser.bytes_of(rows) + self.cache.spec.bytes_read(n) for rows in passes)
 
+    def truncate(self, request: int, length: int) -> None:
+        if length < self.encoded(request):
+            super().truncate(request, length)
+        else:
+            del self._ids[request][length:]
+
+    def encoded(self, request: int) -> int:
+        """Of the entries that it holds, those that have been through the encoder: the last few wait for the anchor."""
+        return self.cache.tables.length(request)
+
+    def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
+        """What a round commits is encoded with the anchor of the next: one pass a round. A prompt is encoded now."""
+        for request, _, ids in self.lacking(rows, tokens):
+            if self.held(request) - self.encoded(request) + len(ids) > self.max_drafts:
+                self._encode([request])
+                self._encode([request], [ids])
+            else:
+                self._ids[request] += ids
+
+    def _encode(self, requests: Sequence[int], more: Sequence[Sequence[int]] = ()) -> None:
+        """One pass over what waits of each request, and ids after it."""
+        pieces: list[list[int]] = []
+        for i, request in enumerate(requests):
+            held, first = self._ids[request], self.encoded(request)
+            pieces.append([*held[first:], *(more[i] if more else ())])
+            del held[first:]
+        rows = Rows.of(requests, [self.held(request) for request in requests], [len(piece) for piece in pieces])
+        if rows.total:
+            self.run(rows, [token for piece in pieces for token in piece], head_rows=())
+
     def propose(
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
     ) -> list[Proposal]:
@@ -71,7 +101,7 @@ class UniformDiffusion(LanguageDrafter):
         if not asked:
             return drafts
         requests, starts = [anchors.requests[i] for i in asked], [anchors.starts[i] for i in asked]
-        self.run(Rows.of(requests, starts, [1] * len(asked)), [tokens[i] for i in asked], head_rows=())
+        self._encode(requests, [[tokens[i]] for i in asked])
         blocks = [
             Annealed(self._sampling.effort, self._sampling, noises[i], n, self.max_drafts, self.vocabulary)
             for i, n in zip(asked, starts, strict=True)

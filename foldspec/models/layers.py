@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-_SOME = 256 * panels.PANEL  # rows of a matrix
+_SOME = 16 * panels.PANEL  # rows of a matrix
 
 
 def parameter(*shape: int) -> nn.Parameter:

@@ -213,10 +213,37 @@ def test_a_round_leaves_what_a_fresh_start_has(network: UniformNetwork, accepted
     new.open(0)
     absorb(new, 0, text, piece=3)
     assert old.held(0) == new.held(0) == len(text)
+    with torch.inference_mode():
+        for each in (old, new):
+            each._encode([0])
+            assert each.encoded(0) == len(text)
     assert all(torch.equal(a, b) for a, b in zip(entries(old, 0), entries(new, 0), strict=True))
     again = [propose(each, {0: 6}, [Noise(4)])[0] for each in (old, new)]
     assert again[0].tokens == again[1].tokens
     assert all(torch.equal(again[0].law(i).logits, again[1].law(i).logits) for i in range(DRAFTS))
+
+
+def test_the_encoder_runs_once_a_round(network: UniformNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a round commits waits for the next anchor; chunks of a prompt do not wait for long, and never make a pass
+    longer than they are."""
+    drafter, passes = drafter_of(network), []
+    run = drafter.run
+    monkeypatch.setattr(
+        drafter, "run", lambda rows, *more, **key: passes.append(rows.counts) or run(rows, *more, **key)
+    )
+    drafter.open(0)
+    absorb(drafter, 0, tiny.prompt(19, VOCABULARY), piece=8)
+    assert passes == [(8,), (8,)] and drafter.held(0) == 19
+    absorb(drafter, 0, [1, 2], piece=1)
+    assert passes[2:] == [(4,), (1,)]
+    del passes[:]
+    for accepted in (4, 0, 2):
+        (proposal,) = propose(drafter, {0: 6}, [Noise(4)])
+        drafter.truncate(0, drafter.held(0) + accepted)
+        committed = [6, *proposal.tokens[:accepted]]
+        with torch.inference_mode():
+            drafter.absorb(Rows.of([0], [drafter.held(0) - 1], [len(committed)]), committed, ())
+    assert passes == [(1,), (5,), (1,)]
 
 
 # --------------------------------------------------------------------------------------------------- law of the output
