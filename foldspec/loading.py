@@ -24,7 +24,7 @@ from foldspec.checkpoints.shapes import list_tensors
 from foldspec.checkpoints.weights import Weights, check, load_into, read_headers
 from foldspec.drafters import KINDS, MODEL_FREE, make_network
 from foldspec.drafters.base import DrafterNetwork
-from foldspec.errors import CheckpointError, FoldspecError, UsageError
+from foldspec.errors import CheckpointError, FoldspecError, PairError, UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts
 from foldspec.made_up import Numbers
@@ -116,6 +116,8 @@ def find_pair(
     model, network = _fit(checkpoint, of_drafter, kernels)
     tokenizer = Tokenizer.load(checkpoint.folder)
     notices = []
+    if network is not None and of_drafter is not None and network.facts.padding:
+        notices += _compare(network.facts.where, checkpoint, tokenizer, Tokenizer.load(of_drafter.folder))
     for source, read in ((target_source, checkpoint), (drafter_source, of_drafter)):
         if source is not None and read is not None and not source.embedded:  # those are pinned by their content
             notices += source.contradictions(read.config.values)
@@ -237,6 +239,18 @@ def _fit(
         )
     _check_shapes(network, drafter.weights, network.parameter_name, network.integer)
     return model, network
+
+
+def _compare(where: str, target: Checkpoint, own: Tokenizer | None, of_drafter: Tokenizer | None) -> list[str]:
+    """Raises :class:`PairError` for a drafter whose ids mean other tokens; a notice where that cannot be found out."""
+    if own is None or of_drafter is None:
+        return [f"{where}: no two tokenizers to compare; equal ids are taken for equal tokens"]
+    difference = own.difference(of_drafter)
+    if difference is not None:
+        raise PairError(
+            f"is not a drafter for {target.folder}: {difference}", where=where, do="use one with the target's tokenizer"
+        )
+    return []
 
 
 def held_dtype(

@@ -120,6 +120,9 @@ def make_plan(
     longest_pass, requests = max(min(chunk, longest), drafts + 1), options.max_batch + 1
     if spec.recurrent and block >= RECORDED:
         raise PairError(f"blocks of {block} rows: this target's states can be taken back by {RECORDED - 1} at most")
+    if network is not None:
+        own_rows = network.pass_rows(method, longest)
+        workspace = max(workspace, _workspace(network, own_rows, rows, dtype))
     rings, drafts_take = requests * spec.bytes_per_request(longest_pass, longest + block), Footprint(0, 0, 0)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)

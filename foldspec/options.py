@@ -42,6 +42,7 @@ RESIDUALS = ("verifier", "relaxed")
 # rule -> from, to, whether the first is left out
 LENIENCIES = {"linear": (0.0, 1.0, False), "lenience": (0.0, 1.0, True), "cactus": (0.0, math.inf, False)}
 MOST_THREADS = 1024
+PREFIX_CACHES = ("exact", "approximate")
 DRAFT_NOISES = ("own", "shared")
 LOAD_FORMATS = ("auto", "dummy")
 SEED_BITS = 64
@@ -210,6 +211,10 @@ class MethodOptions:
     ``epsilon``, ``factor``  of ``typical``: 0.09 and 0.3
     ``draft_tokens``   drafts verified a round at most; None: all that the drafter proposes. Of a language model, which
                        has no block of its own, the length of its drafts; None: the pair's own, or 5
+    ``block_length``   positions of a block of the grid that a block diffusion drafter reads; None: its file's own
+    ``prefix_cache``   of a drafter that reads everything both ways (Dream): ``exact``, all of it is computed anew in
+                       each step; or ``approximate``, the prefix once a round. Either way drafts follow their laws.
+                       None: ``exact``
     ``confidence_stop``  in [0, 1]: a block ends before the first draft whose chance to stand is lower by the drafter's
                        own estimate (DSpark's confidence head); 0 takes all
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
@@ -250,6 +255,8 @@ class MethodOptions:
     factor: float | None = None
     draft_tokens: int | None = None
     drafter: str | None = None
+    block_length: int | None = None
+    prefix_cache: str | None = None
     confidence_stop: float = 0.0
     draft_temperature: float = 0.0
     draft_top_k: int = 0
@@ -276,6 +283,9 @@ class MethodOptions:
         for alpha in self.layer_alpha:
             real("layer_alpha", alpha, 1, math.inf)
         whole("draft_tokens", self.draft_tokens, 0, optional=True)
+        whole("block_length", self.block_length, 1, optional=True)
+        if self.prefix_cache is not None:
+            one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
         if self.alpha is not None:
             real("alpha", self.alpha, 1, math.inf)
         if self.coverage is not None:

@@ -105,6 +105,7 @@ class Resources:
         self.turn = Turn()  # on the caches: whoever opens, closes or steps holds it
         self._ids = itertools.count()
         self._prefix_drafter: Drafter | None = None
+        self._block_length = method.block_length  # of what prefixes keep
         self.plan = make_plan(
             found,
             options,
@@ -192,7 +193,7 @@ class Resources:
     def prefix_drafter(self) -> Drafter:
         """The drafter as a keeper of prefixes, which no context method touches."""
         if self._prefix_drafter is None:
-            self._prefix_drafter = self.drafter(MethodOptions(context=WHOLE))
+            self._prefix_drafter = self.drafter(MethodOptions(context=WHOLE, block_length=self._block_length))
         return self._prefix_drafter
 
     @contextmanager
@@ -300,7 +301,7 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
         coverage = entry.coverage
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
-    return dataclasses.replace(
+    method = dataclasses.replace(
         _with_effort(method, network),
         context=context,
         draft_tokens=drafts,
@@ -309,6 +310,7 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
         coverage=method.coverage or coverage,
         yarn_ref=method.yarn_ref or (entry.yarn_reference if entry else None) or YARN_REF,
     )
+    return method if network is None else network.filled(method)
 
 
 def _with_effort(method: MethodOptions, network: DrafterNetwork | None) -> MethodOptions:

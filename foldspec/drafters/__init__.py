@@ -15,13 +15,16 @@ from foldspec.models.config import ModelConfig
 __all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
 
 # what the registry calls the kinds that run
-KINDS = ("dflash", "dspark", "autoregressive", "uniform diffusion")
+KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffusion", "uniform diffusion")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
+    "DreamModel": "foldspec.drafters.masked_networks:DreamNetwork",
+    "SDARForCausalLM": "foldspec.drafters.masked_networks:SDARNetwork",
+    "MaskedLlamaForCausalLM": "foldspec.drafters.masked_networks:MaskedLlamaNetwork",
     "DiffusionGemmaForBlockDiffusion": "foldspec.drafters.uniform_diffusion:UniformNetwork",
 }
 
@@ -50,8 +53,8 @@ def make_network(config: ModelConfig, tensors: Collection[str], kernels: Kernels
     if name in REFUSED:
         raise config.error(f"{REFUSED[name]} ({name}) is not supported", do="use a drafter of another kind")
     if name not in ARCHITECTURES and name not in TARGETS:
-        known = ", ".join(sorted({*ARCHITECTURES, *TARGETS}))
-        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {known}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {known}, and those of targets")
     module, _, attribute = ARCHITECTURES.get(name, LANGUAGE_MODEL).partition(":")
     network: DrafterNetwork = getattr(import_module(module), attribute).from_config(config, tensors, kernels)
     return network

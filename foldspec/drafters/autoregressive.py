@@ -1,7 +1,7 @@
 """A smaller language model of the same vocabulary as drafter: it decodes a few tokens of its own after the anchor.
 
-Each draft is one row through the model, after the drafts before it: what it was drawn from is its law given those, exact
-whatever the rule. The last draft of a proposal is not stored: nobody reads it.
+Each draft is one row through the model, after the drafts before it: what it was drawn from is its law given those,
+which is exact. The last draft of a proposal is not stored: nobody reads it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = ["Autoregressive", "AutoregressiveNetwork"]
 
 class AutoregressiveNetwork(LanguageNetwork):
     """Any target model, as it is."""
+
+    no_effort = "the drafter decodes token by token: its effort is draft_tokens"
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> AutoregressiveNetwork:
@@ -53,19 +55,22 @@ class Autoregressive(LanguageDrafter):
         drawn = [self._sampling.begin(noise, n) for noise, n in zip(noises, anchors.starts, strict=True)]
         drafts: list[list[int]] = [[] for _ in tokens]
         last = list(tokens)
-        for step in range(min(self.max_drafts, max(budgets, default=0))):
-            going = [i for i, budget in enumerate(budgets) if budget > step]
-            rows = Rows.of(
-                [anchors.requests[i] for i in going], [anchors.starts[i] + step for i in going], [1] * len(going)
-            )
-            logits = self.run(rows, [last[i] for i in going])[:, : self.vocabulary]
-            if self._sampling.temperature:
-                chosen = [drawn[i].draw(self._sampling.law(row)) for i, row in zip(going, logits, strict=True)]
-            else:
-                chosen = greedy(logits)
-            for i, token in zip(going, chosen, strict=True):
-                last[i] = token
-                drafts[i].append(token)
+        with self.drafting([request for request, budget in zip(anchors.requests, budgets, strict=True) if budget > 0]):
+            for step in range(max(budgets, default=0)):
+                going = [i for i, budget in enumerate(budgets) if budget > step]
+                requests, starts = [anchors.requests[i] for i in going], [anchors.starts[i] + step for i in going]
+                logits = self.run(Rows.of(requests, starts, [1] * len(going)), [last[i] for i in going])
+                logits = logits[:, : self.vocabulary]
+                if self._sampling.temperature:
+                    chosen = [
+                        drawn[i].draw(self._sampling.law(row, self.support))
+                        for i, row in zip(going, logits, strict=True)
+                    ]
+                else:
+                    chosen = greedy(logits)
+                for i, token in zip(going, chosen, strict=True):
+                    last[i] = token
+                    drafts[i].append(token)
         if self._sampling.temperature:
             return list(drawn)
         return [PointMass(tuple(own)) for own in drafts]

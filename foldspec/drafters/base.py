@@ -13,6 +13,7 @@ from torch import nn
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
+from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel
@@ -64,21 +65,21 @@ class DrafterNetwork(nn.Module, ABC):
     ``integer``    tensors that hold whole numbers
     ``verdict``    what it means that a target passed all checks, in words
     ``reads_context``  whether a context method decides what it reads; else it reads everything
-    ``efforts`` the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that is
-                taken where none is given; ``no_effort`` says why one that is not among them means nothing
+    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside; ``order``: the one that is
+                   taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 
     facts: DrafterFacts
     block: int | None = None
     confident: bool = False
     integer: frozenset[str] = frozenset()
-    verdict: ClassVar[str] = "the drafter was made for this target"
-    reads_context: ClassVar[bool] = True
     efforts: frozenset[str] = frozenset()
     order: str = "static"
     no_effort: str = (
         "the drafter has one step: a second would need the target's features of tokens that are only drafted"
     )
+    verdict: ClassVar[str] = "the drafter was made for this target"
+    reads_context: ClassVar[bool] = True
 
     def parameter_name(self, tensor: str) -> str | None:
         """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
@@ -91,6 +92,18 @@ class DrafterNetwork(nn.Module, ABC):
     @abstractmethod
     def rows(self, method: MethodOptions) -> int:
         """The most rows of a round, in its own forwards and in the target's, the anchor's included."""
+
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        """The most rows of one of its own forwards, where a request holds ``longest`` entries."""
+        return self.rows(method)
+
+    def filled(self, method: MethodOptions) -> MethodOptions:
+        """The method with what it leaves to the network filled in. Raises :class:`UsageError` for what the network has
+        no use for."""
+        for name in ("block_length", "prefix_cache"):
+            if getattr(method, name) is not None:
+                raise UsageError(f"{self.facts.where} has no use for it", where=name, do="leave it out")
+        return method
 
     @abstractmethod
     def footprint(self, method: MethodOptions, dtype: torch.dtype, room: Room) -> Footprint:

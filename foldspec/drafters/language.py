@@ -8,7 +8,9 @@ that stand and were stored are not computed again, and nothing else survives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from typing import ClassVar
 
@@ -48,8 +50,9 @@ class LanguageNetwork(DrafterNetwork):
 
     def footprint(self, method: MethodOptions, dtype: torch.dtype, room: Room) -> Footprint:
         spec = self.language.cache_spec(dtype)
-        each = spec.bytes_per_request(room.longest_pass, room.longest)
-        return Footprint(spec.bytes_per_entry, (room.requests + 1) * each, 0)
+        rings = (room.requests + 1) * spec.bytes_per_request(room.longest_pass, room.longest)
+        marks = replace(spec, pools=spec.recurrent).bytes_per_request(room.longest_pass, room.longest)
+        return Footprint(spec.bytes_per_entry, rings + room.requests * marks, 0)
 
     def caches(self, dtype: torch.dtype, room: Room, pages: int, device: torch.device) -> PagedCache:
         return PagedCache(
@@ -57,6 +60,7 @@ class LanguageNetwork(DrafterNetwork):
             pages=pages,
             page_size=room.page_size,
             requests=room.requests + 1,  # and a kept prompt
+            marks=room.requests,
             longest_pass=room.longest_pass,
             longest=room.longest,
             device=device,
@@ -71,8 +75,11 @@ class LanguageDrafter(Drafter):
 
     def __init__(self, model: LanguageModel, cache: PagedCache, host: Host, max_drafts: int) -> None:
         self.model, self.cache, self.max_drafts = model, cache, max_drafts
-        # ids that both have: what only the larger of two padded tables has is no token
+        # ids that both tables have, for its laws: what only the larger of two has is padding
         self.vocabulary = min(model.vocabulary, host.model.vocabulary)
+        self._device = model.head_weight.device
+        whole = self.vocabulary == host.model.vocabulary
+        self.support = None if whole else torch.arange(self.vocabulary, device=self._device)
         self._ids: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------------------------------------- a request's life
@@ -133,11 +140,26 @@ class LanguageDrafter(Drafter):
 
     # ----------------------------------------------------------------------------------------------- for its kinds
 
+    @contextmanager
+    def drafting(self, requests: Sequence[int]) -> Iterator[None]:
+        """Around the forwards of a proposal. A model with states, which cannot be cut at a row later, holds afterwards
+        what it held before; of another, :meth:`truncate` takes back what does not stand."""
+        if not self.cache.spec.recurrent:
+            yield
+            return
+        held = {request: self.held(request) for request in requests}
+        for request in held:
+            self.cache.mark(request)
+        yield
+        for request, length in held.items():
+            self.cache.rewind(request, length)
+            del self._ids[request][length:]
+
     def run(self, rows: Rows, tokens: Sequence[int], head_rows: tuple[int, ...] | None = None) -> torch.Tensor:
         """One forward over rows that follow what the cache holds, and which it then holds too; ``tokens`` [total] are
         their ids. Logits [head rows, the drafter's ids]."""
         known = self.model.vocabulary - 1  # an id that the drafter's table lacks, padding of the target's, is its last
-        ids = torch.tensor([min(token, known) for token in tokens], device=self.model.head_weight.device)
+        ids = torch.tensor([min(token, known) for token in tokens], device=self._device)
         logits = self.model(ids, ForwardPlan(rows, (), head_rows), self.cache).logits
         for request, _, packed in rows:
             self._ids[request] += tokens[packed]

@@ -11,6 +11,7 @@ import yaml
 from cli.command import PAIR, ROOT, main, refused
 
 from foldspec.checkpoints.registry import load_registry
+from foldspec.drafters import KINDS
 
 REGISTRY = load_registry()
 
@@ -113,9 +114,7 @@ def test_the_readme_has_this_table() -> None:
     assert not re.search(r"speed|fast|tau\b|×|tokens/s", made)
 
 
-UNBUILT = {
-    name: p.drafter for name, p in REGISTRY.pairs.items() if p.drafter and p.drafter.kind not in ("dflash", "dspark")
-}
+UNBUILT = {name: p.drafter for name, p in REGISTRY.pairs.items() if p.drafter and p.drafter.kind not in KINDS}
 
 
 @pytest.mark.parametrize("name", UNBUILT)
