@@ -120,10 +120,10 @@ class UniformDiffusion(LanguageDrafter):
         while going:
             canvases = [blocks[i].canvas for i in going]
             rows = Rows.of([requests[i] for i in going], [starts[i] for i in going], [len(c) for c in canvases])
-            ids = torch.tensor([i for canvas in canvases for i in canvas], device=self.model.head_weight.device)
+            ids = torch.tensor([i for canvas in canvases for i in canvas], device=self._device)
             logits = self._denoiser.denoise(ids, rows, self.cache, before)[:, : self.vocabulary]
             for i, (_, _, packed) in zip(going, rows, strict=True):
-                blocks[i].step(logits[packed])
+                blocks[i].step(logits[packed], self.support)
             going = [i for i in going if not blocks[i].done]
             said = [blocks[i].processed for i in going]
             before = self._padded(torch.cat([each for each in said if each is not None])) if going else None

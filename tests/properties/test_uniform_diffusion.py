@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from tables import IDS, PROMPT, plain_law, total_variation
 
 from foldspec.acceptance import make_rule
+from foldspec.cache.paged import CacheSpec, PagedCache
 from foldspec.cache.rows import Rows
 from foldspec.drafters import denoise_uniform, uniform_diffusion
 from foldspec.drafters.base import Host
@@ -49,10 +50,10 @@ def network(folders: tuple[Path, Path]) -> UniformNetwork:
     return cast(UniformNetwork, tiny.load_network(folders[1]))
 
 
-def drafter_of(network: UniformNetwork, **sampling: Any) -> UniformDiffusion:
-    """At work in a cache whose rings are the least that serve it."""
+def drafter_of(network: UniformNetwork, vocabulary: int = VOCABULARY, **sampling: Any) -> UniformDiffusion:
+    """At work in a cache whose rings are the least that serve it, for a target of so many ids."""
     cache = tiny.paged_cache(network.language, longest_pass=8)
-    host = Host(cast(Any, SimpleNamespace(vocabulary=VOCABULARY)), cache, tiny.kernels_of())
+    host = Host(cast(Any, SimpleNamespace(vocabulary=vocabulary)), cache, tiny.kernels_of())
     return UniformDiffusion(network.language, cache, host, DRAFTS, DraftSampling(**sampling))
 
 
@@ -173,6 +174,17 @@ def test_an_argmax_is_a_point_mass(network: UniformNetwork, steps: int) -> None:
     assert [proposal.law(i).token for i in range(DRAFTS)] == list(proposal.tokens)
 
 
+def test_a_target_of_more_ids(network: UniformNetwork) -> None:
+    """Laws say which ids they are of, and the anchor may be one that the drafter lacks."""
+    drafter = drafter_of(network, 12, temperature=1.0, effort=Effort(steps=2))
+    drafter.open(0)
+    absorb(drafter, 0, [3, 11, 4])
+    (proposal,) = propose(drafter, {0: 10}, [Noise(3)])
+    assert max(proposal.tokens) < VOCABULARY + 2
+    laws = [proposal.law(i) for i in range(DRAFTS)]
+    assert all(law.ids is not None and law.ids.tolist() == list(range(VOCABULARY + 2)) for law in laws)
+
+
 def test_nothing_is_drafted_without_a_budget(network: UniformNetwork) -> None:
     drafter = drafter_of(network, temperature=1.0)
     for request in (0, 1):
@@ -263,6 +275,7 @@ class TableCanvas:
         self.anchors: dict[int, int] = {}
 
     def __call__(self, ids: torch.Tensor, plan: Any, cache: Any) -> Any:
+        cache.begin(plan.rows)
         for request, _, packed in plan.rows:
             self.anchors[request] = int(ids[packed][-1])
         return SimpleNamespace(logits=ids)
@@ -276,14 +289,6 @@ class TableCanvas:
                 logits = logits + before[packed].softmax(-1).flip(0) @ SAID
             found.append(logits)
         return torch.cat(found)
-
-
-class NoEntries:
-    def open(self, request: int) -> None: ...
-
-    def close(self, request: int) -> None: ...
-
-    def truncate(self, request: int, length: int) -> None: ...
 
 
 class LastDraws(EnumeratedNoise):
@@ -306,9 +311,10 @@ def table_drafter(steps: int, **sampling: Any) -> UniformDiffusion:
     host = Host(cast(Any, SimpleNamespace(vocabulary=IDS)), cast(Any, None), tiny.kernels_of())
     effort = Effort(steps=steps, entropy_bound=0.05, q_mode=sampling.pop("q_mode", "exact"))
     how = DraftSampling(effort=effort, **sampling)
-    drafter = UniformDiffusion(cast(Any, TableCanvas()), cast(Any, NoEntries()), host, 2, how)
+    cache = PagedCache(CacheSpec(1, 1, 1, 1, torch.float32), pages=1, page_size=16, device="cpu")
+    drafter = UniformDiffusion(cast(Any, TableCanvas()), cache, host, 2, how)
     drafter.open(0)
-    drafter._ids[0] = [*PROMPT[:-1]]
+    drafter.absorb(Rows.of([0], [0], [len(PROMPT)]), PROMPT, ())
     return drafter
 
 
