@@ -41,6 +41,10 @@ class Cactus(Relaxed):
             return draft.p.minus(draft.q)
         return draft.p.minus(draft.q, others / (others - step))  # h - q, over the factor that scales p
 
+    def spent(self, draft: Draft) -> float:
+        """Of h, known the draft: g - a, with g no higher than it takes for the draft to stand."""
+        return min(self._step(draft), max(0.0, draft.q.prob(draft.token) - draft.p.prob(draft.token)))
+
     def law(self) -> str:
         if self.lossless:
             return "the target's own, by rejection sampling (cactus with delta 0)"
