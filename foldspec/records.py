@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from foldspec.errors import FoldspecError
 
@@ -24,7 +24,13 @@ __all__ = [
     "Verdict",
 ]
 
-L = TypeVar("L")  # a law: ``foldspec.laws.Law``, which brings torch
+
+class _HasPoint(Protocol):
+    @classmethod
+    def point(cls, token: int) -> Any: ...
+
+
+L = TypeVar("L", bound=_HasPoint)  # a law: ``foldspec.laws.Law``, which brings torch
 
 
 @dataclass(frozen=True)
@@ -56,28 +62,42 @@ class Sampled(Generic[L]):
     """Drafted tokens, each held with the law that it was drawn from.
 
     A token comes in by :meth:`draw` alone, so it can never be paired with a law that it was not drawn from.
-    ``source(law, i)`` draws draft ``i``.
+    ``source(law, place, step)`` draws the draft at a place of the block, in a step of the drafter's.
     """
 
-    def __init__(self, source: Callable[[L, int], int]) -> None:
+    def __init__(self, source: Callable[[L, int, int], int]) -> None:
         self._source = source
-        self._tokens: list[int] = []
-        self._laws: list[L] = []
+        self._drawn: dict[int, tuple[int, L]] = {}
+        self._settled: set[int] = set()
 
-    def draw(self, law: L) -> int:
-        """Draw the next token, keep it with its law, and return it."""
-        token = self._source(law, len(self._tokens))
-        self._tokens.append(token)
-        self._laws.append(law)
+    def draw(self, law: L, place: int | None = None, step: int = 0) -> int:
+        """Draw the token at a place (None: the next), keep it with its law, and return it. Places may come in any
+        order, and again in a later step: what was there before is forgotten, unless it is settled."""
+        place = len(self._drawn) if place is None else place
+        assert place not in self._settled, "what is settled is not drawn again"
+        token = self._source(law, place, step)
+        self._drawn[place] = token, law
         return token
+
+    def settle(self, place: int) -> None:
+        """From now on the token stays, and its law is a point mass: that it was drawn is forgotten, so nothing that was
+        decided by it can be wrong about its law."""
+        token, law = self._drawn[place]
+        self._drawn[place] = token, type(law).point(token)
+        self._settled.add(place)
+
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` places at most."""
+        self._drawn = {place: drawn for place, drawn in self._drawn.items() if place < count}
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(self._tokens)
+        """All of them; a place before the last that nothing was drawn for is a :class:`KeyError`."""
+        return tuple(self._drawn[place][0] for place in range(len(self._drawn)))
 
     def law(self, i: int) -> L:
-        """What draft ``i`` was drawn from."""
-        return self._laws[i]
+        """What draft ``i`` was drawn from, or a point mass."""
+        return self._drawn[i][1]
 
 
 # The tokens that one request drafts, and the law that each came from.

@@ -147,10 +147,10 @@ class DraftSampling:
     def begin(self, noise: Noise, anchor: int) -> Sampled[Law]:
         """Drafts after the anchor at a position, none drawn yet."""
 
-        def source(law: Law, i: int) -> int:
+        def source(law: Law, i: int, step: int) -> int:
             if self.shared:
                 return noise.draw(law, Purpose.TARGET, anchor + 1 + i)
-            return noise.draw(law, Purpose.DRAFT, anchor + 1 + i, anchor=anchor)
+            return noise.draw(law, Purpose.DRAFT, anchor + 1 + i, anchor=anchor, step=step)
 
         return Sampled(source)
 
