@@ -180,6 +180,11 @@ class Engine:
         """Tokens of prompt and output that a request may hold."""
         return self._resources.max_context
 
+    @property
+    def drafts(self) -> int:
+        """Drafts that a round verifies at most."""
+        return self._rounds.max_drafts
+
     def bytes_read(self, n: int) -> int:
         """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once.
         Embedding tables count where they are the head as well."""

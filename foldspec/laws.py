@@ -104,7 +104,7 @@ class Law:
                 found[place] = 1.0
         elif self.ids is None:
             found[q.ids] = q.probs()
-        else:
+        elif q.ids is not None:
             places = torch.searchsorted(self.ids, q.ids).clamp_(max=len(self.ids) - 1)
             both = self.ids[places] == q.ids
             found[places[both]] = q.probs()[both]

@@ -21,8 +21,8 @@ __all__ = ["Judged", "Recorded"]
 
 @dataclass(frozen=True)
 class Judged:
-    """The drafts of one request's round. ``position``: of the first. ``tv``, ``chance``, ``spent``: one for each draft
-    that was judged, which are those that stood and the first that fell:
+    """The drafts of one request's round. ``position``: of the first; ``steps``: that the drafter took.
+    ``tv``, ``chance`` and ``spent`` have one for each draft that was judged: those that stood and the first that fell.
 
     ``tv``      total variation of the target's law and the drafter's, both as the verification used them
     ``chance``  how likely the draft was to stand, known its token
@@ -35,6 +35,7 @@ class Judged:
     tv: tuple[float, ...]
     chance: tuple[float | None, ...]
     spent: tuple[float | None, ...]
+    steps: int = 1
 
 
 class Recorded(AcceptanceRule):
@@ -68,4 +69,6 @@ class Recorded(AcceptanceRule):
             tv.append(draft.p.tv(q))
             chance.append(self._rule.chance(draft))
             spent.append(self._rule.spent(draft))
-        self._hear(Judged(target.position, len(tokens), verdict.accepted, tuple(tv), tuple(chance), tuple(spent)))
+        steps = 1 if isinstance(proposal, PointMass) else proposal.steps
+        each = tuple(tv), tuple(chance), tuple(spent)
+        self._hear(Judged(target.position, len(tokens), verdict.accepted, *each, steps))

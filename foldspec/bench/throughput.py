@@ -1,6 +1,6 @@
 """The second paper's throughput model (section 3.3 and appendix C), over plain numbers. Imports no torch.
 
-    d      total variation of target and drafter at a drafted position, without leniency; lambda the leniency of ``linear``
+    d      total variation of target and drafter at a drafted position; lambda is the leniency of ``linear``
     alpha  1 - (1 - lambda) d     the chance that a draft stands; the target's agreement is 1 - lambda d      (Eq. 6)
     E      sum of mu^j, j = 0 .. B     tokens a round, where each of B drafts stands with chance mu            (Prop. 1)
     T      E / (c_d(K) + c_v)          c_d(K) = a + b K, K the steps of a draft                                (Eq. 7)

@@ -78,7 +78,7 @@ def test_means_over_the_draft_are_the_recorded_numbers(case: dict[str, Any]) -> 
 
 
 def test_what_cactus_spends_is_what_the_token_is_raised_by() -> None:
-    """By hand: p(0) = .05, delta .1 in total variation raises it to .15; q(0) = .4 asks for more, q(0) = .1 for less."""
+    """By hand: p(0) = .05, delta .1 in total variation raises it to .15; q(0) = .4 asks for more, .1 for less."""
     rule = make_rule("cactus", leniency=0.1, divergence="tv")
     assert judged(rule, [0.05, 0.95], [0.4, 0.6], 0).spent == (pytest.approx(0.1),)
     assert judged(rule, [0.05, 0.95], [0.1, 0.9], 0).spent == (pytest.approx(0.05),)
@@ -86,6 +86,7 @@ def test_what_cactus_spends_is_what_the_token_is_raised_by() -> None:
 
 
 DRAWN, POINT = DraftSampling(temperature=1.3), DraftSampling()
+PROCESSED = {"temperature": 0.8, "top_k": 3, "presence_penalty": 0.5}
 AT_ZERO: list[tuple[str, dict[str, Any], ByHand]] = [
     ("linear", {"leniency": 0.4}, relaxing.linear(0.4)),
     ("linear", {"leniency": (0.2, 0.9)}, relaxing.linear(0.2, 0.9)),
@@ -98,7 +99,7 @@ AT_ZERO: list[tuple[str, dict[str, Any], ByHand]] = [
 
 
 @pytest.mark.parametrize("sampling", [DRAWN, POINT], ids=["drawn", "point mass"])
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 3, "presence_penalty": 0.5}])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, PROCESSED])
 @pytest.mark.parametrize(("name", "options", "by_hand"), AT_ZERO)
 def test_through_the_round_loop_by_hand(
     name: str, options: dict[str, Any], by_hand: ByHand, params: dict[str, Any], sampling: DraftSampling
