@@ -27,6 +27,7 @@ from foldspec.cli_shared import (
     notices,
     sampling_options,
 )
+from foldspec.effort import ORDERS
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.options import (
     AT_ZERO,
@@ -154,6 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--draft-top-k", type=int, metavar="N", help="of drafts that are drawn")
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
     method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
+    method.add_argument("--steps", type=int, metavar="K", help="denoising steps of a diffusion drafter; default: 1")
+    method.add_argument("--confidence", type=float, metavar="X", help="reveal all places that are surer, in any step")
+    method.add_argument("--entropy-bound", type=float, metavar="X", help="reveal as many as this bounds, in nats")
+    method.add_argument("--order", metavar="NAME", help=", ".join(ORDERS))
+    method.add_argument("--q-mode", metavar="NAME", help="law of a draft: exact (default), reveal_step, point_mass")
     add_engine(generate)
     add_dummy(generate)
     output = generate.add_argument_group("output")
@@ -171,6 +177,7 @@ def _method(options: argparse.Namespace) -> dict[str, Any]:
     context, rule = (_pairs(getattr(options, f"{name}_opt"), f"--{name}-opt") for name in ("context", "accept"))
     flags = ["context", "window", "alpha", "accept", "leniency", "draft_tokens", "confidence_stop"]
     flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise", "force_accept"]
+    flags += ["steps", "confidence", "entropy_bound", "order", "q_mode"]
     method = MethodOptions.from_pairs(context, rule, **{name: getattr(options, name) for name in flags})
     return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 

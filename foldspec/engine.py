@@ -138,14 +138,25 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law: by the rule, or because nothing is drafted. Dummy weights have
-        no law."""
-        return (self._rule.lossless or self._drafter.max_drafts == 0) and not self._resources.found.dummy
+        """Whether output follows the target's own law, whatever the temperature: by the rule, if drafts follow the laws
+        that it takes them to have, or because nothing is drafted. Dummy weights have no law."""
+        by_rule = self._rule.lossless and not self._biased
+        return (by_rule or self._drafter.max_drafts == 0) and not self._resources.found.dummy
+
+    @property
+    def _biased(self) -> str:
+        """Why drafts mislead the rule; empty if they do not."""
+        return self._drafter.biased if self._rule.uses_q else ""
 
     @property
     def law(self) -> str:
         """The law that output follows, in words."""
-        return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
+        if not self._drafter.max_drafts:
+            return "the target's own: nothing is drafted"
+        if not self._biased:
+            return self._rule.law()
+        also = "" if self._rule.lossless else f"; besides, {self._rule.law()}"
+        return f"not the target's, if it is sampled from: {self._biased}{also}"
 
     @property
     def made_up(self) -> str:
@@ -365,7 +376,11 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should be told about how this engine runs, a line each."""
-        return (*self._resources.found.notices, *self._resources.kernels.notices)
+        own: tuple[str, ...] = ()
+        if self.method.q_mode != self._asked.q_mode:
+            what = f"with the order {self.method.order} the drawn tokens decide which step is the last"
+            own = (f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}",)
+        return (*self._resources.found.notices, *self._resources.kernels.notices, *own)
 
     def close(self) -> None:
         """Cancel what runs, and let go of weights and caches. Other engines over them, made by :meth:`using`, keep them

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foldspec import forcing
+from foldspec.effort import Effort
 from foldspec.errors import UsageError
 from foldspec.values import by_layer, leniency, one_of, read_pairs, real, several, whole
 
@@ -210,6 +211,8 @@ class MethodOptions:
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
+    ``steps``, ``confidence``, ``entropy_bound``, ``order``, ``q_mode``  how a diffusion drafter denoises a block, and
+                       the law that a draft is judged by: fields of :class:`Effort`
     ``draft_noise``    ``own``; or ``shared``: drawn with the target's noise at that position, for ``match`` alone
     ``force_accept``   in place of a rule, for timing: so many drafts stand in each round (``forcing.parse``); None: the
                        rule decides
@@ -248,6 +251,11 @@ class MethodOptions:
     draft_top_k: int = 0
     draft_top_p: float = 1.0
     draft_noise: str = "own"
+    steps: int | None = None
+    confidence: float | None = None
+    entropy_bound: float | None = None
+    order: str | None = None
+    q_mode: str = "exact"
     force_accept: str | None = None
 
     def __post_init__(self) -> None:
@@ -275,6 +283,7 @@ class MethodOptions:
         whole("draft_top_k", self.draft_top_k, 0)
         real("draft_top_p", self.draft_top_p, 0, 1, above=True)
         one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
+        self.effort  # noqa: B018  (checks its values)
         if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
             raise UsageError("shared goes with the rule match alone", where="draft_noise")
         if self.force_accept is not None:
@@ -311,6 +320,10 @@ class MethodOptions:
             real("epsilon", self.epsilon, 0, 1)
         if self.factor is not None:
             real("factor", self.factor, 0, math.inf)
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(self.steps, self.confidence, self.entropy_bound, self.order, self.q_mode)
 
     @property
     def rule_options(self) -> dict[str, Any]:

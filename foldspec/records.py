@@ -52,21 +52,25 @@ class DrafterFacts:
 class PointMass:
     """Drafted tokens that were not drawn: each one's law ``q`` puts all mass on it (an argmax draft).
 
-    The law holds its tokens, so a token can never be paired with another token's law.
+    The law holds its tokens, so a token can never be paired with another token's law. ``steps``: passes of the drafter
+    that they took.
     """
 
     tokens: tuple[int, ...]
+    steps: int = 1
 
 
 class Sampled(Generic[L]):
     """Drafted tokens, each held with the law that it was drawn from.
 
     A token comes in by :meth:`draw` alone, so it can never be paired with a law that it was not drawn from.
-    ``source(law, place, step)`` draws the draft at a place of the block, in a step of the drafter's.
+    ``source(law, place, step)`` draws the draft at a place of the block, in a step of the drafter's. ``points``: all
+    count as settled. ``steps``: passes of the drafter that all of them took.
     """
 
-    def __init__(self, source: Callable[[L, int, int], int]) -> None:
-        self._source = source
+    def __init__(self, source: Callable[[L, int, int], int], *, points: bool = False) -> None:
+        self._source, self._points = source, points
+        self.steps = 1
         self._drawn: dict[int, tuple[int, L]] = {}
         self._settled: set[int] = set()
         self.steps = 0  # of the drafter's, that the tokens were drawn in
@@ -84,8 +88,6 @@ class Sampled(Generic[L]):
     def settle(self, place: int) -> None:
         """From now on the token stays, and its law is a point mass: that it was drawn is forgotten, so nothing that was
         decided by it can be wrong about its law."""
-        token, law = self._drawn[place]
-        self._drawn[place] = token, type(law).point(token)
         self._settled.add(place)
 
     def cut(self, count: int) -> None:
@@ -99,7 +101,8 @@ class Sampled(Generic[L]):
 
     def law(self, i: int) -> L:
         """What draft ``i`` was drawn from, or a point mass."""
-        return self._drawn[i][1]
+        token, law = self._drawn[i]
+        return type(law).point(token) if self._points or i in self._settled else law
 
 
 # The tokens that one request drafts, and the law that each came from.
@@ -122,7 +125,7 @@ class Round:
 
     ``accepted`` counts agreeing drafts also where a stop id or the limit cut the commit short; ``committed`` is what
     was really emitted. ``outside``: how many of these have no probability under the target's law (after temperature,
-    top-k, top-p and min-p): only a lossy rule lets such drafts stand.
+    top-k, top-p and min-p): only a lossy rule lets such drafts stand. ``steps``: passes of the drafter.
     """
 
     anchor_pos: int
@@ -130,6 +133,7 @@ class Round:
     accepted: int
     committed: tuple[int, ...]
     outside: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True)

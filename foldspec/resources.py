@@ -19,7 +19,7 @@ from foldspec.context import coverage_of, make_method
 from foldspec.context.reader import ContextReader
 from foldspec.context.verifier import Verifier
 from foldspec.drafters import make_model_free
-from foldspec.drafters.base import Drafter, NoDrafter
+from foldspec.drafters.base import Drafter, DrafterNetwork, NoDrafter
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
@@ -195,6 +195,7 @@ class Resources:
             method.draft_top_p,
             method.draft_noise == "shared",
             method.confidence_stop,
+            method.effort,
         )
         return network.bind(self.found.model, reader, sampling)
 
@@ -300,13 +301,29 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
         coverage = entry.coverage
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
+    network = None if method.drafter is not None or method.draft_tokens == 0 else found.network
     return dataclasses.replace(
-        method,
+        _with_effort(method, network),
         window=method.window or (entry.window if entry else None) or WINDOW,
         alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
         coverage=method.coverage or coverage,
         yarn_ref=method.yarn_ref or (entry.yarn_reference if entry else None) or YARN_REF,
     )
+
+
+def _with_effort(method: MethodOptions, network: DrafterNetwork | None) -> MethodOptions:
+    """The method with the order and the ``q_mode`` that run. Raises :class:`UsageError` for an effort that means
+    nothing to the drafter; to plain decoding none does, and any goes."""
+    takes, effort = network.efforts if network else frozenset(), method.effort
+    for name in ("steps", "confidence", "entropy_bound", "order"):
+        value = getattr(method, name)
+        if value is not None and name not in takes and (name, value) != ("steps", 1) and method.draft_tokens != 0:
+            what = network.no_effort if network else "is for a drafter with a network"
+            raise UsageError(what, where=name, do="leave it out")
+    if network is None or "order" not in takes:
+        return method
+    effort = effort.filled(network.order).settled(drawn=method.draft_temperature > 0)
+    return dataclasses.replace(method, order=effort.order, q_mode=effort.q_mode)
 
 
 def pick_device(name: str) -> torch.device:

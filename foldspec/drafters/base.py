@@ -32,6 +32,8 @@ class DrafterNetwork(nn.Module, ABC):
     ``heads``   query heads of a layer
     ``confident`` whether it says where a block is not worth verifying any further
     ``integer`` tensors that hold whole numbers
+    ``efforts`` the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that is
+                taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 
     layer_facts: tuple[DrafterLayer, ...]
@@ -42,6 +44,11 @@ class DrafterNetwork(nn.Module, ABC):
     facts: DrafterFacts
     confident: bool = False
     integer: frozenset[str] = frozenset()
+    efforts: frozenset[str] = frozenset()
+    order: str = "static"
+    no_effort: str = (
+        "the drafter has one step: a second would need the target's features of tokens that are only drafted"
+    )
 
     @abstractmethod
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
@@ -61,10 +68,13 @@ class Drafter(ABC):
 
     ``taps``        target layers whose raw outputs :meth:`absorb` wants, in this order
     ``max_drafts``  tokens that a round can propose at most
+    ``biased``      why drafts may not follow the laws that they are held with, given what stands before them; empty if
+                    they do
     """
 
     taps: tuple[int, ...] = ()
     max_drafts: int = 0
+    biased: str = ""
 
     @abstractmethod
     def open(self, request: int, longest: int | None = None) -> None:

@@ -50,7 +50,7 @@ class Masked:
         self._effort = effort = effort.filled("static")
         self._sampling, self._noise, self._anchor = sampling, noise, anchor
         self._drafts = sampling.begin(noise, anchor) if drafts is None else drafts
-        self._first = 0 if drafts is None else len(drafts.tokens)
+        self._first, self._before = (0, 0) if drafts is None else (len(drafts.tokens), drafts.steps)
         self.canvas: list[int | None] = [None] * count
         self.steps_used = 0
         block = count if block is None else block
@@ -84,6 +84,7 @@ class Masked:
         places, number = self.masked, self.steps_used
         assert len(logits) == len(places) > 0, "one row for each place without a token"
         self.steps_used += 1
+        self._drafts.steps = self._before + self.steps_used
         chosen = self._planned(places, number)
         laws = {i: self._sampling.law(logits[i], ids) for i in (range(len(places)) if chosen is None else chosen)}
         if chosen is None and self._effort.order not in BY_TOKEN:

@@ -54,7 +54,7 @@ class Uniform(ABC):
         assert not self.done and len(logits) == len(self.canvas), "one row for each place, until the last step"
         laws, last = self._laws(logits, ids)
         number = self.steps_used
-        self.steps_used += 1
+        self._drafts.steps = self.steps_used = number + 1
         drawn = [self._drafts.draw(law, place, number) for place, law in enumerate(laws)]
         self.canvas, self.done = (drawn if last else self._next(laws, drawn)), last
         if last and self._point:
