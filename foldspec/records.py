@@ -73,7 +73,6 @@ class Sampled(Generic[L]):
         self.steps = 1
         self._drawn: dict[int, tuple[int, L]] = {}
         self._settled: set[int] = set()
-        self.steps = 0  # of the drafter's, that the tokens were drawn in
 
     def draw(self, law: L, place: int | None = None, step: int = 0) -> int:
         """Draw the token at a place (None: the next), keep it with its law, and return it. Places may come in any
@@ -81,7 +80,6 @@ class Sampled(Generic[L]):
         place = len(self._drawn) if place is None else place
         assert place not in self._settled, "what is settled is not drawn again"
         token = self._source(law, place, step)
-        self.steps = max(self.steps, step + 1)
         self._drawn[place] = token, law
         return token
 

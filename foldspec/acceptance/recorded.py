@@ -21,7 +21,7 @@ __all__ = ["Judged", "Recorded"]
 
 @dataclass(frozen=True)
 class Judged:
-    """The drafts of one request's round. ``position``: of the first; ``steps``: that the drafter took.
+    """The drafts of one request's round. ``position``: of the first.
     ``tv``, ``chance`` and ``spent`` have one for each draft that was judged: those that stood and the first that fell.
 
     ``tv``      total variation of the target's law and the drafter's, both as the verification used them
@@ -35,14 +35,14 @@ class Judged:
     tv: tuple[float, ...]
     chance: tuple[float | None, ...]
     spent: tuple[float | None, ...]
-    steps: int = 1
 
 
 class Recorded(AcceptanceRule):
     """``hear`` is told of every round with drafts."""
 
     def __init__(self, rule: AcceptanceRule, hear: Callable[[Judged], None]) -> None:
-        self._rule, self._hear, self.lossless = rule, hear, rule.lossless
+        self._rule, self._hear = rule, hear
+        self.lossless, self.uses_q = rule.lossless, rule.uses_q
 
     def decide(
         self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
@@ -69,6 +69,4 @@ class Recorded(AcceptanceRule):
             tv.append(draft.p.tv(q))
             chance.append(self._rule.chance(draft))
             spent.append(self._rule.spent(draft))
-        steps = 1 if isinstance(proposal, PointMass) else proposal.steps
-        each = tuple(tv), tuple(chance), tuple(spent)
-        self._hear(Judged(target.position, len(tokens), verdict.accepted, *each, steps))
+        self._hear(Judged(target.position, len(tokens), verdict.accepted, tuple(tv), tuple(chance), tuple(spent)))

@@ -1,7 +1,6 @@
 """``--calibrate``: what the throughput model needs to know of each method, measured in runs that no other figure uses.
 
-A method is its rule and how it drafts. For every way of drafting there are lossless runs (the rule ``exact``: the
-prefixes are the target's own): with K = 1, 2, 4 and 8 steps where the drafter takes steps, else with its one K; and
+A method is its rule and how it drafts. For every way of drafting there are runs at lambda 0 (the rule ``exact``): with K = 1, 2, 4 and 8 steps where the drafter takes steps, else with its one K; and
 with what the method itself asks for. Each of them runs twice from the same prefix: once for its times, the device
 waited for at each mark, and once for both laws at every judged draft, which takes time of its own. A method of another
 rule also has such a second run under that. ``modelled.py`` makes figures of all this.
@@ -10,7 +9,7 @@ rule also has such a second run under that. ``modelled.py`` makes figures of all
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +19,15 @@ from foldspec.bench.modelled import Plan
 from foldspec.bench.protocol import Arm
 from foldspec.engine import Engine, Prefix
 from foldspec.errors import ResourceError, UsageError
-from foldspec.options import RULE_FIELDS, SamplingParams
+from foldspec.options import RULE_FIELDS, MethodOptions, SamplingParams
 from foldspec.records import Round
 from foldspec.schedule.trace import Stopwatch, unmarked
 
 __all__ = ["STEPS", "Calibrator"]
 
 STEPS = (1, 2, 4, 8)
-# what decides how many steps a draft takes, besides their number
-_ADAPTIVE = ("confidence", "entropy_bound")
+_RULE = frozenset({"accept", "steps", *RULE_FIELDS})  # what a way of drafting does not have in its name
+_ADAPTIVE = frozenset({"confidence", "entropy_bound", "order"})  # what makes the network decide on the steps
 
 
 class Calibrator:
@@ -48,31 +47,26 @@ class Calibrator:
         if params.max_tokens < engine.drafts + 2:
             what = f"no round would draft all of its {engine.drafts} tokens"
             raise UsageError(what, where=where, do=f"--max-new {engine.drafts + 2} or more")
-        base = _drafting(label)
+        base, method = _without(label, _RULE), engine.method
         rule = {"accept": "exact", "draft_noise": "own", **dict.fromkeys(RULE_FIELDS)}
-        options = vars(engine.method)
-        steps, adaptive = options.get("steps"), any(options.get(name) is not None for name in _ADAPTIVE)
-        own = f"{base}, as it is" if adaptive else f"{base}, K {steps or 1}"
-        profile = self._add(own, engine.using(**rule))
-        costs = [] if adaptive else [(steps or 1, profile)]
+        adaptive = method.effort.thresholded
+        profile = self._add(f"{base}, adaptive" if adaptive else f"{base}, K {method.steps or 1}", engine.using(**rule))
+        costs = {} if adaptive else {method.steps or 1: profile}
         if takes_steps(engine):
-            fixed = rule | (dict.fromkeys((*_ADAPTIVE, "order")) if adaptive else {})
+            fixed = rule | (dict.fromkeys(_ADAPTIVE) if adaptive else {})
+            plain = _without(label, {*_RULE, *_ADAPTIVE}) if adaptive else base
             for k in STEPS:
-                if k not in dict(costs):
-                    costs.append((k, self._add(f"{base}, K {k}", engine.using(**fixed, steps=k))))
-        accept, leniency = options["accept"], options["leniency"]
-        linear = accept == "linear" and not (params.temperature == 0 and options["at_zero"] == "mixture_argmax")
-        if linear:
-            leniency = leniency if isinstance(leniency, tuple) else (leniency,)
-        if accept != "exact":
+                if k not in costs:
+                    costs[k] = self._add(f"{plain}, K {k}", engine.using(**fixed, steps=k))
+        if method.accept != "exact":
             self.engines[label] = engine
         return Plan(
             label=label,
             drafting=base,
             profile=profile,
-            costs=tuple(sorted(costs)) or ((None, profile),),
-            own=profile if accept == "exact" else label,
-            leniency=(0.0,) if accept == "exact" else leniency if linear else None,
+            costs=tuple(costs[k] for k in sorted(costs)) or (profile,),
+            own=profile if method.accept == "exact" else label,
+            leniency=_leniency(method, params),
             most=engine.drafts,
         )
 
@@ -87,7 +81,7 @@ class Calibrator:
         return name
 
     def request(self, prefix: Prefix, params: SamplingParams, limit: int) -> dict[str, Any] | None:
-        """What is kept of one request: name of a run -> the ``rounds`` of :func:`_judged` and, if lossless, the ``ms``
+        """What is kept of one request: name of a run -> the ``rounds`` of :func:`_judged` and, if at lambda 0, the ``ms``
         of :func:`_timed`. ``limit``: the tokens that come out at most. None: there was no room for one of the runs."""
         found: dict[str, Any] = {}
         try:
@@ -102,11 +96,8 @@ class Calibrator:
 
 def takes_steps(engine: Engine) -> bool:
     """Whether its drafter denoises in as many steps as one asks for."""
-    try:
-        engine.using(steps=2)
-    except UsageError:
-        return False
-    return True
+    network = engine.resources.found.network
+    return engine.method.drafter is None and network is not None and "steps" in network.efforts
 
 
 def _judged(engine: Engine, prefix: Prefix, params: SamplingParams, limit: int) -> list[dict[str, Any]]:
@@ -127,7 +118,7 @@ def _judged(engine: Engine, prefix: Prefix, params: SamplingParams, limit: int) 
                 "whole": _whole(engine, each, prefix, limit),
                 "drafted": len(each.drafted),
                 "accepted": each.accepted,
-                "steps": told.steps,
+                "steps": each.steps,
                 "tv": list(told.tv),
                 "chance": list(told.chance),
                 "spent": list(told.spent),
@@ -177,8 +168,17 @@ def _waiter(engine: Engine) -> Callable[[], None]:
     return lambda: None
 
 
-def _drafting(label: str) -> str:
-    """A method's label without its rule and its steps."""
-    ruled = {"accept", "steps", *RULE_FIELDS}
+def _without(label: str, keys: Collection[str]) -> str:
+    """A method's label without some of its options."""
     name, *pairs = label.split(":")
-    return ":".join([name, *(pair for pair in pairs if pair.partition("=")[0] not in ruled)])
+    return ":".join([name, *(pair for pair in pairs if pair.partition("=")[0] not in keys)])
+
+
+def _leniency(method: MethodOptions, params: SamplingParams) -> tuple[float, ...] | None:
+    """Lambda, for all drafts or one for each; None for a rule that Eq. 6 does not describe."""
+    if method.accept == "exact":
+        return (0.0,)
+    if method.accept != "linear" or (params.temperature == 0 and method.at_zero == "mixture_argmax"):
+        return None
+    assert method.leniency is not None
+    return method.leniency if isinstance(method.leniency, tuple) else (method.leniency,)

@@ -42,7 +42,7 @@ def _cost(row: Row) -> str:
 PROFILES: list[Column] = [
     ("task", lambda row: str(row["task"])),
     ("length", lambda row: str(row["length"])),
-    ("lossless run", lambda row: str(row["run"])),
+    ("run", lambda row: str(row["run"])),
     ("K", _steps),
     ("judged", lambda row: str(row["judged"])),
     ("d_K", _with_interval("d")),
@@ -72,8 +72,8 @@ METHODS: list[Column] = [
     ("measured", _number("tokens_s_measured", 1)),
 ]
 LEGEND = (
-    "d_K: mean total variation of the target's law and the drafter's over judged drafts, on lossless prefixes [95% "
-    "interval over requests]; change: from the fewest steps; by counts: accepted / (accepted + rejections)",
+    "d_K: mean total variation of the target's law and the drafter's over judged drafts at lambda 0 [95% interval "
+    "over requests]; change: from the fewest steps; by counts: accepted / (accepted + rejections)",
     "model: mu = 1 - (1 - lambda) d_K for exact and linear, else the mean chance of the method's own drafts (own) or "
     "their counts; tokens a round = sum of mu^j, j = 0 .. B; tokens/s = that over c_d + c_v, c_d = a + b K drafting, "
     "c_v the rest of a round",

@@ -1,11 +1,12 @@
 """From the calibrating runs to the model's parameters, and what it predicts beside what was measured. Plain data.
 
-    d_K   mean over all judged drafts, of all requests, of the total variation of both laws; lossless prefixes
-    c_d   a + b K, least squares through the medians of the times of whole rounds
-    c_v   the rest of a round: the target's pass, the rule, the loop; median over all lossless whole rounds
+    d_K   mean over all judged drafts, of all requests, of the total variation of both laws, on prefixes of lambda 0
+    c_d   a + b K, least squares through the medians of the times of whole rounds; K is the mean of the passes that they
+          took, also where a threshold decides on them
+    c_v   the rest of a round: the target's pass, the rule, the loop; median over all whole rounds at lambda 0
     mu    by Eq. 6 for ``exact`` and ``linear``; for another rule the mean chance of its own drafts to stand, known
           their tokens; for one that cannot say, by its counts
-    E     Prop. 1, mean over the whole rounds of the lossless run, with B what each of them drafted
+    E     Prop. 1, mean over the whole rounds at lambda 0, with B what each of them drafted
     T     E / (c_d + c_v)
 
 A whole round is one that could draft all it may: not one near the limit of the output. Measured are the timed runs of
@@ -32,22 +33,21 @@ Record = Mapping[str, Any]  # one calibrating run of one request
 
 @dataclass(frozen=True)
 class Plan:
-    """Which runs a method's figures come from. ``profile``: lossless, drafting as the method does; ``costs``: (K, run)
-    of the same drafter; ``own``: under its own rule. ``leniency``: lambda, one for all or one a draft; None: the rule
+    """Which runs a method's figures come from. ``profile``: at lambda 0, drafting as the method does; ``costs``: the
+    same with other K, the fewest first; ``own``: under its own rule. ``leniency``: lambda, one for all or one a draft; None: the rule
     is not that of Eq. 6. ``most``: drafts of a whole round at most."""
 
     label: str
     drafting: str
     profile: str
-    costs: tuple[tuple[int | None, str], ...]
+    costs: tuple[str, ...]
     own: str
     leniency: tuple[float, ...] | None
     most: int
 
     @property
-    def lossless(self) -> tuple[str, ...]:
-        """The lossless runs."""
-        return tuple(dict.fromkeys([*(run for _, run in self.costs), self.profile]))
+    def at_lambda_0(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.costs, self.profile)))
 
     def rate(self, d: float, place: int) -> float:
         """Eq. 6 for one draft of a block."""
@@ -58,11 +58,11 @@ class Plan:
 def calibration(
     cells: Mapping[tuple[str, int], Sequence[Group]], plans: Sequence[Plan], *, resamples: int, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """``profiles``: a row a task, length and lossless run; ``methods``: one a task, length and method."""
+    """``profiles``: a row a task, length and run at lambda 0; ``methods``: one a task, length and method."""
     how = {"resamples": resamples, "seed": seed}
     profiles, methods = [], []
     for (task, length), groups in cells.items():
-        wanted = {name for plan in plans for name in (*plan.lossless, plan.own)}
+        wanted = {name for plan in plans for name in (*plan.at_lambda_0, plan.own)}
         there = [group for group in groups if wanted <= (group[AR].get("calibration") or {}).keys()]
         if not there:
             continue
@@ -70,7 +70,7 @@ def calibration(
         runs = {name: [group[AR]["calibration"][name] for group in there] for name in wanted}
         of_run: dict[str, Plan] = {}
         for plan in plans:
-            for name in plan.lossless:
+            for name in plan.at_lambda_0:
                 of_run.setdefault(name, plan)
         profiles += [where | _profile(name, plan, runs, how) for name, plan in of_run.items()]
         methods += [where | _method(plan, runs, there, how) for plan in plans]
@@ -78,12 +78,12 @@ def calibration(
 
 
 def _profile(name: str, plan: Plan, runs: Mapping[str, Sequence[Record]], how: Mapping[str, int]) -> dict[str, Any]:
-    """d of one lossless run, its change from that of the fewest steps, and its acceptance by both estimates."""
-    records, first = runs[name], plan.costs[0][1]
+    """d of one run at lambda 0, its change from that of the fewest steps, and its acceptance by both estimates."""
+    records, first = runs[name], plan.costs[0]
     sums, counts = _sums(records, "tv")
     d, ends = _ratio(sums, counts, how)
     change: dict[str, Any] = {"d_change": None, "d_change_ci": None}
-    if name != first and plan.costs[0][0] is not None:
+    if name != first:
         other = _sums(runs[first], "tv")
         value, both = _ratio(sums, counts, how, other)
         change = {"d_change": value, "d_change_ci": both}
@@ -98,7 +98,7 @@ def _profile(name: str, plan: Plan, runs: Mapping[str, Sequence[Record]], how: M
         **change,
         "accept_by_tv": None if d is None else model.accept_rate(d),
         "accept_by_counts": _counted(records),
-        "draft_ms_median": statistics.median(draft for draft, _, _ in times),
+        "draft_ms_median": _draft_ms(records),
         "draft_ms_mean": metrics.mean([draft for draft, _, _ in times]),
         "target_ms_median": statistics.median(target for _, target, _ in times),
         "other_ms_median": statistics.median(other for _, _, other in times),
@@ -110,13 +110,8 @@ def _method(
 ) -> dict[str, Any]:
     profile, own = runs[plan.profile], runs[plan.own]
     steps = _steps(profile)
-    by_k = [(k, _times(runs[name])) for k, name in plan.costs if k is not None]
-    cost = (
-        model.fit_draft_cost([k for k, _ in by_k], [statistics.median(t[0] for t in times) for _, times in by_k])
-        if by_k
-        else model.DraftCost(statistics.median(t[0] for t in _times(profile)), 0.0, fitted=False)
-    )
-    every = [times for name in plan.lossless for times in _times(runs[name])]
+    cost = model.fit_draft_cost([_steps(runs[name]) for name in plan.costs], [_draft_ms(runs[name]) for name in plan.costs])
+    every = [times for name in plan.at_lambda_0 for times in _times(runs[name])]
     verify = statistics.median(target + other for _, target, other in every)
     draft = cost.of(steps)
     d, ends = _ratio(*_sums(profile, "tv"), how)
@@ -134,6 +129,7 @@ def _method(
         "b_ms": cost.b,
         "b_fitted": cost.fitted,
         "draft_ms": draft,
+        "draft_ms_measured": _draft_ms(profile),
         "verify_ms": verify,
         "d": d,
         "d_ci": ends,
@@ -200,7 +196,11 @@ def _times(records: Sequence[Record]) -> list[tuple[float, float, float]]:
     return [(draft, target, other) for record in records for draft, target, other in record["ms"]]
 
 
+def _draft_ms(records: Sequence[Record]) -> float:
+    return statistics.median(draft for draft, _, _ in _times(records))
+
+
 def _steps(records: Sequence[Record]) -> float:
-    """K, the mean over whole rounds that drafted."""
+    """K, the mean over whole rounds that drafted. (Asked for more than there are places, a drafter takes fewer.)"""
     steps = [each["steps"] for each in _whole(records) if each["drafted"]]
     return metrics.mean(steps) if steps else 1.0

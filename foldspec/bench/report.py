@@ -116,7 +116,7 @@ def render(result: Mapping[str, Any], form: str) -> str:
         blocks += ["ms a round, from a separate traced pass", _table([*PARTS, *made_up], traced, form)]
     model = result.get("calibration")
     if model and model["methods"]:
-        blocks += ["the drafters, on lossless prefixes", _table(model_report.PROFILES, model["profiles"], form)]
+        blocks += ["the drafters, at lambda 0", _table(model_report.PROFILES, model["profiles"], form)]
         blocks += [
             "the throughput model beside what was measured",
             _table(model_report.METHODS, model["methods"], form),
