@@ -56,5 +56,6 @@ class AcceptanceRule(ABC):
         return None
 
     def spent(self, draft: Draft) -> float | None:
-        """The total variation between the target's law and the one that the draft is judged by."""
+        """The total variation between the target's law and that of the token that comes at the draft's position, over
+        all that might have been drafted there: what leniency costs."""
         return 0.0 if self.lossless else None

@@ -26,7 +26,8 @@ class Judged:
 
     ``tv``      total variation of the target's law and the drafter's, both as the verification used them
     ``chance``  how likely the draft was to stand, known its token
-    ``spent``   total variation of the target's law and the one that it was judged by; None (both): the rule cannot say
+    ``spent``   total variation of the target's law and that of the token that comes there under the rule, over all that
+                might have been drafted; None (both): the rule cannot say
     """
 
     position: int

@@ -1,9 +1,10 @@
 """``--calibrate``: what the throughput model needs to know of each method, measured in runs that no other figure uses.
 
-A method is its rule and how it drafts. For every way of drafting there are runs at lambda 0 (the rule ``exact``): with K = 1, 2, 4 and 8 steps where the drafter takes steps, else with its one K; and
-with what the method itself asks for. Each of them runs twice from the same prefix: once for its times, the device
-waited for at each mark, and once for both laws at every judged draft, which takes time of its own. A method of another
-rule also has such a second run under that. ``modelled.py`` makes figures of all this.
+A method is its rule and how it drafts. For every way of drafting there are runs at lambda 0 (the rule ``exact``): with
+K = 1, 2, 4 and 8 steps where the drafter takes steps, else with its one K; and with what the method itself asks for.
+Each of them runs twice from the same prefix: once for its times, the device waited for at each mark, and once for both
+laws at every judged draft, which takes time of its own. A method of another rule also has such a second run under that.
+``modelled.py`` makes figures of all this.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Calibrator:
         return name
 
     def request(self, prefix: Prefix, params: SamplingParams, limit: int) -> dict[str, Any] | None:
-        """What is kept of one request: name of a run -> the ``rounds`` of :func:`_judged` and, if at lambda 0, the ``ms``
-        of :func:`_timed`. ``limit``: the tokens that come out at most. None: there was no room for one of the runs."""
+        """What is kept of one request: name of a run -> the ``rounds`` of :func:`_judged`, and at lambda 0 the ``ms`` of
+        :func:`_timed`. ``limit``: the tokens that come out at most. None: there was no room for one of the runs."""
         found: dict[str, Any] = {}
         try:
             for name, engine in self.engines.items():

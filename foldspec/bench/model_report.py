@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["METHODS", "PROFILES", "model_remarks"]
@@ -77,20 +77,17 @@ LEGEND = (
     "model: mu = 1 - (1 - lambda) d_K for exact and linear, else the mean chance of the method's own drafts (own) or "
     "their counts; tokens a round = sum of mu^j, j = 0 .. B; tokens/s = that over c_d + c_v, c_d = a + b K drafting, "
     "c_v the rest of a round",
+    "TV spent: mean total variation of the target's law and that of the token at a drafted position, on the method's own "
+    "prefixes",
     "measured: the timed runs, all rounds; whole rounds: those that could draft all, none cut by the limit",
     "model and measurement part where drafts stand or fall together, where leniency leads to other prefixes than "
     "lambda 0, and where a stop or the limit cuts rounds",
 )
 
 
-def model_remarks(methods: Sequence[Row], temperature: float) -> list[str]:
+def model_remarks(temperature: float) -> list[str]:
     """What must stand under the tables."""
     lines = list(LEGEND)
     if temperature == 0:
         lines.append("temperature 0: the target's laws are point masses, and d_K is the share of drafts that miss them")
-    if any(row["spent"] is not None and row["leniency"] is None and row["spent"] > 0 for row in methods):
-        lines.append(
-            "TV spent is of the law that a draft is judged by; cactus's is another for each draft, so its mean is not "
-            "that of its output"
-        )
     return lines

@@ -34,8 +34,8 @@ Record = Mapping[str, Any]  # one calibrating run of one request
 @dataclass(frozen=True)
 class Plan:
     """Which runs a method's figures come from. ``profile``: at lambda 0, drafting as the method does; ``costs``: the
-    same with other K, the fewest first; ``own``: under its own rule. ``leniency``: lambda, one for all or one a draft; None: the rule
-    is not that of Eq. 6. ``most``: drafts of a whole round at most."""
+    same with other K, the fewest first; ``own``: under its own rule. ``leniency``: lambda, one for all or one a draft;
+    None: the rule is not that of Eq. 6. ``most``: drafts of a whole round at most."""
 
     label: str
     drafting: str
@@ -110,7 +110,8 @@ def _method(
 ) -> dict[str, Any]:
     profile, own = runs[plan.profile], runs[plan.own]
     steps = _steps(profile)
-    cost = model.fit_draft_cost([_steps(runs[name]) for name in plan.costs], [_draft_ms(runs[name]) for name in plan.costs])
+    by_k = [runs[name] for name in plan.costs]
+    cost = model.fit_draft_cost(list(map(_steps, by_k)), list(map(_draft_ms, by_k)))
     every = [times for name in plan.at_lambda_0 for times in _times(runs[name])]
     verify = statistics.median(target + other for _, target, other in every)
     draft = cost.of(steps)

@@ -134,7 +134,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         lines.insert(0, f"MADE UP ({'; '.join(unreal)}): {said}; nor does TTFT where contexts are made up")
     model = result.get("calibration")
     if model and model["methods"]:
-        lines += model_report.model_remarks(model["methods"], result["settings"]["temperature"])
+        lines += model_report.model_remarks(result["settings"]["temperature"])
     floor = result["noise"]
     if floor is not None:
         low, high = floor["ar_vs_ar_ci"]

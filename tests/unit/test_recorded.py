@@ -74,6 +74,7 @@ def test_means_over_the_draft_are_the_recorded_numbers(case: dict[str, Any]) -> 
 
 DRAWN, POINT = DraftSampling(temperature=1.3), DraftSampling()
 PROCESSED = {"temperature": 0.8, "top_k": 3, "presence_penalty": 0.5}
+CHI_SQUARE = {"leniency": 0.1, "divergence": "chi2", "residual": "verifier"}
 RULES_BY_HAND: list[tuple[str, dict[str, Any], ByHand]] = [
     ("linear", {"leniency": 0.4}, relaxing.linear(0.4)),
     ("linear", {"leniency": (0.2, 0.9)}, relaxing.linear(0.2, 0.9)),
@@ -85,7 +86,7 @@ RULES_BY_HAND: list[tuple[str, dict[str, Any], ByHand]] = [
     ("cactus", {"leniency": 2.0}, relaxing.cactus(2.0)),
     ("cactus", {"leniency": 0.05, "divergence": "exact_kl"}, relaxing.cactus(0.05, "exact_kl")),
     ("cactus", {"leniency": 0.2, "divergence": "tv"}, relaxing.cactus(0.2, "tv")),
-    ("cactus", {"leniency": 0.1, "divergence": "chi2", "residual": "verifier"}, relaxing.cactus(0.1, "chi2", verifier=True)),
+    ("cactus", CHI_SQUARE, relaxing.cactus(0.1, "chi2", verifier=True)),
     ("typical", {}, relaxing.typical()),
     ("typical", {"epsilon": 0.9, "factor": 0.5}, relaxing.typical(0.9, 0.5)),
 ]
