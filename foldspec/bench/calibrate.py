@@ -82,8 +82,8 @@ class Calibrator:
         return name
 
     def request(self, prefix: Prefix, params: SamplingParams, limit: int) -> dict[str, Any] | None:
-        """What is kept of one request: name of a run -> the ``rounds`` of :func:`_judged`, and at lambda 0 the ``ms`` of
-        :func:`_timed`. ``limit``: the tokens that come out at most. None: there was no room for one of the runs."""
+        """What is kept of one request: name of a run -> ``rounds`` (of :func:`_judged`), and at lambda 0 ``ms`` (of
+        :func:`_timed`). ``limit``: the tokens that come out at most. None: there was no room for one of the runs."""
         found: dict[str, Any] = {}
         try:
             for name, engine in self.engines.items():

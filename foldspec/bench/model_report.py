@@ -77,8 +77,8 @@ LEGEND = (
     "model: mu = 1 - (1 - lambda) d_K for exact and linear, else the mean chance of the method's own drafts (own) or "
     "their counts; tokens a round = sum of mu^j, j = 0 .. B; tokens/s = that over c_d + c_v, c_d = a + b K drafting, "
     "c_v the rest of a round",
-    "TV spent: mean total variation of the target's law and that of the token at a drafted position, on the method's own "
-    "prefixes",
+    "TV spent: mean total variation of the target's law and that of the token at a drafted position, on the method's "
+    "own prefixes",
     "measured: the timed runs, all rounds; whole rounds: those that could draft all, none cut by the limit",
     "model and measurement part where drafts stand or fall together, where leniency leads to other prefixes than "
     "lambda 0, and where a stop or the limit cuts rounds",
