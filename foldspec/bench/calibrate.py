@@ -27,7 +27,7 @@ from foldspec.schedule.trace import Stopwatch, unmarked
 __all__ = ["STEPS", "Calibrator"]
 
 STEPS = (1, 2, 4, 8)
-_RULE = frozenset({"accept", "steps", *RULE_FIELDS})  # what a way of drafting does not have in its name
+_RULE = frozenset({"accept", "steps", "draft_noise", *RULE_FIELDS})  # what a way of drafting does not have in its name
 _ADAPTIVE = frozenset({"confidence", "entropy_bound", "order"})  # what makes the network decide on the steps
 
 
