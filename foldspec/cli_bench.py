@@ -25,6 +25,7 @@ from foldspec.errors import UsageError
 if TYPE_CHECKING:
     from foldspec.bench.settings import BenchSettings
     from foldspec.bench.sources import About
+    from foldspec.drafters.base import DrafterNetwork
     from foldspec.engine import Engine
 
 __all__ = ["add"]
@@ -137,8 +138,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, Engine | None, BenchSettings]:
-    """What tasks need to know of the pair, and the engine; no engine for a dry run. The settings are changed for a
-    dummy without a drafter: where no methods are named, context methods are left out."""
+    """What tasks need to know of the pair, and the engine; no engine for a dry run; and the settings."""
     from foldspec.bench.methods import check_drafts
     from foldspec.bench.session import check_options
     from foldspec.bench.sources import About
@@ -167,7 +167,7 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
                 kernels=Kernels(),
                 progress=progress,
             )
-            settings = _runnable(options, settings, found.network is not None)
+            settings = _runnable(options, settings, found.network)
             for method in settings.parsed[1:]:
                 draft_tokens = method.changes.get("draft_tokens", plain.draft_tokens)
                 check_drafts(method.label, draft_tokens, method.changes["drafter"] or found.drafter)
@@ -176,14 +176,18 @@ def _load(options: argparse.Namespace, settings: BenchSettings) -> tuple[About, 
         which = {"target": options.target, "drafter": options.drafter}
         engine = Engine.load(options.pair, progress=progress, **which, **base, **engine_options(options))
         loading = False
-    settings = _runnable(options, settings, engine.resources.found.network is not None)
+    settings = _runnable(options, settings, engine.resources.found.network)
     return About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template), engine, settings
 
 
-def _runnable(options: argparse.Namespace, settings: BenchSettings, drafter: bool) -> BenchSettings:
-    if options.load_format == "dummy" and options.methods is None and not drafter:
-        return dataclasses.replace(settings, methods="lookup")
-    return settings
+def _runnable(options: argparse.Namespace, settings: BenchSettings, network: DrafterNetwork | None) -> BenchSettings:
+    """The settings; where no methods are named, without those that the drafter has no use for."""
+    methods = settings.methods
+    if options.methods is None and network is None and options.load_format == "dummy":
+        methods = "lookup"
+    elif options.methods is None and network is not None and not network.reads_context:
+        methods = "lookup,full"
+    return dataclasses.replace(settings, methods=methods)
 
 
 def _told(lines: Sequence[str]) -> None:

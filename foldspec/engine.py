@@ -20,7 +20,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
 from foldspec.memory import MemoryPlan
 from foldspec.noise import Noise
-from foldspec.options import EngineOptions, MethodOptions, SamplingParams
+from foldspec.options import CONTEXT, EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece
 from foldspec.report import environment
 from foldspec.resources import Prefix, Resources, choose_operators, filled_in, pick_device
@@ -197,14 +197,9 @@ class Engine:
         return self._rounds.max_drafts
 
     def bytes_read(self, n: int) -> int:
-        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once.
-        Embedding tables count where they are the head as well."""
-        model, spec = self._resources.found.model, self._resources.cache.spec
-        weights = sum(p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name)
-        names = [name for name, p in model.named_parameters() if p is model.head_weight]
-        if any("embed_tokens" in name for name in names):
-            weights += model.head_weight.nbytes
-        return weights + spec.bytes_read(n) + self._drafter.bytes_read(n)
+        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once."""
+        resources = self._resources
+        return resources.found.model.bytes_read + resources.cache.spec.bytes_read(n) + self._drafter.bytes_read(n)
 
     def listen(self, mark: Mark) -> None:
         """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
@@ -399,7 +394,7 @@ def _forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
     """How acceptance is forced. Raises :class:`UsageError` where a paper's figure is asked for that there is not."""
     if method.force_accept is None or method.draft_tokens == 0:
         return None
-    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context)
+    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context or CONTEXT)
 
 
 def _are_messages(prompt: Any) -> bool:

@@ -24,7 +24,7 @@ import torch
 from foldspec.effort import Effort
 from foldspec.laws import Law, law_of
 from foldspec.noise import Noise, Purpose
-from foldspec.options import SamplingParams
+from foldspec.options import MethodOptions, SamplingParams
 from foldspec.records import Proposal, Sampled
 
 __all__ = ["ARGMAX", "DraftSampling", "Law", "TargetLaws", "Text", "greedy", "law_of", "target_laws"]
@@ -146,6 +146,17 @@ class DraftSampling:
     shared: bool = False
     confidence_stop: float = 0.0
     effort: Effort = ONE_STEP
+
+    @classmethod
+    def of(cls, method: MethodOptions) -> DraftSampling:
+        return cls(
+            float(method.draft_temperature),
+            method.draft_top_k,
+            method.draft_top_p,
+            method.draft_noise == "shared",
+            method.confidence_stop,
+            method.effort,
+        )
 
     def law(self, logits: torch.Tensor, ids: torch.Tensor | None = None) -> Law:
         """The law of one draft. ``logits`` [m] belong to ``ids`` [m], ascending; None: 0 .. m-1."""

@@ -122,6 +122,7 @@ class PagedCache:
     ``requests``      most that may be open at once, where there are rings or states
     ``longest_pass``  most rows of one request in one forward, where there are rings or states
     ``longest``       most entries of one request (None: all slots)
+    ``marks``         most states that :meth:`mark` may hold at once
 
     A forward calls :meth:`begin` once; then, in every layer, it writes its rows to :meth:`slots` and reads
     :meth:`entries`, or brings each request's :meth:`state` up to its rows.
@@ -137,6 +138,7 @@ class PagedCache:
         requests: int = 1,
         longest_pass: int = 1,
         longest: int | None = None,
+        marks: int = 0,
     ) -> None:
         self.spec = TargetSpec.uniform(spec) if isinstance(spec, CacheSpec) else spec
         self.tables = PageTables(pages, page_size)
@@ -151,7 +153,7 @@ class PagedCache:
         homes: list[_Pool | RecurrentPool] = []
         for pool in self.spec.pools:
             if isinstance(pool, RecurrentSpec):
-                self._recurrent.append(RecurrentPool(pool, requests, recorded_rows(longest_pass), device))
+                self._recurrent.append(RecurrentPool(pool, requests + marks, recorded_rows(longest_pass), device))
                 homes.append(self._recurrent[-1])
                 continue
             slots, rings = pages * page_size, None
@@ -296,13 +298,13 @@ class PagedCache:
         return states.state(place, request)
 
     def fill(self, request: int, entries: int, numbers: Numbers) -> None:
-        """Give an open request that holds nothing so many entries, and states after them, that are made up. Raises
-        :class:`ResourceError`; then nothing changed."""
-        assert self.tables.length(request) == 0, "what is there is not made up"
+        """Give an open request so many entries in all, and states after them, that are made up from the last one on
+        that it holds. Raises :class:`ResourceError`; then nothing changed."""
+        start = self.tables.length(request)
         self.tables.reserve(request, entries)
         self.tables.extend(request, entries)
         for pool in self._pools:
-            first = 0 if pool.rings is None else max(0, entries - pool.rings.capacity)
+            first = start if pool.rings is None else max(start, entries - pool.rings.capacity)
             runs = self._runs(pool, request, first, entries)
             for data in (*pool.keys, *pool.values):
                 for slot, count in runs:  # inside, so that the same entries get the same numbers wherever pages lie
@@ -315,6 +317,18 @@ class PagedCache:
         ``recurrent.RECORDED`` of the last forward's rows at least."""
         for states in self._recurrent:
             states.check_length(request, length)
+        self.tables.truncate(request, length)
+
+    def mark(self, request: int) -> None:
+        """Keep what the request holds for :meth:`rewind`, however many forwards come between: a state cannot be cut at
+        a row, and is copied. Raises :class:`ResourceError`."""
+        for states in self._recurrent:
+            states.mark(request)
+
+    def rewind(self, request: int, length: int) -> None:
+        """Go back to the mark, when the request held ``length`` entries."""
+        for states in self._recurrent:
+            states.rewind(request)
         self.tables.truncate(request, length)
 
     def fork(self, source: int, request: int) -> None:

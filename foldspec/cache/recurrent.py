@@ -111,6 +111,7 @@ class RecurrentPool:
         self._free = list(range(requests))
         self._requests = requests
         self._lives: dict[int, _Life] = {}
+        self._marks: dict[int, _Life] = {}
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -118,21 +119,20 @@ class RecurrentPool:
 
     def open(self, request: int) -> None:
         """With an empty past. Raises :class:`ResourceError`."""
-        if not self._free:
-            raise ResourceError("no recurrent state is free", do="end other requests or raise --max-batch")
-        slot = self._free.pop(0)
+        slot = self._slot()
         self._lives[request] = _Life(slot)
         self._data["matrix"][:, slot] = 0
         self._data["columns"][:, slot, : self._history] = 0
 
     def close(self, request: int) -> None:
         """Nothing to do for one that is not open."""
-        if request in self._lives:
-            self._free.append(self._lives.pop(request).slot)
+        for lives in (self._lives, self._marks):
+            if request in lives:
+                self._free.append(lives.pop(request).slot)
 
     def check(self) -> None:
         """Debug mode: every slot is free or has one owner."""
-        slots = sorted([*self._free, *(life.slot for life in self._lives.values())])
+        slots = sorted([*self._free, *(life.slot for lives in (self._lives, self._marks) for life in lives.values())])
         assert slots == list(range(self._requests)), "a recurrent state is lost or shared"
         assert all(life.recorded <= self._rows for life in self._lives.values()), "more rows recorded than fit"
 
@@ -166,8 +166,26 @@ class RecurrentPool:
 
     def fork(self, source: int, request: int) -> None:
         """Open ``request`` with the state of ``source``. Raises :class:`ResourceError`."""
-        self.open(request)
-        old, new = self._lives[source], self._lives[request]
+        self._lives[request] = self._copied(source)
+
+    def mark(self, request: int) -> None:
+        """Keep a copy of the state for :meth:`rewind`. Raises :class:`ResourceError`."""
+        assert request not in self._marks, "one mark a request"
+        self._marks[request] = self._copied(request)
+
+    def rewind(self, request: int) -> None:
+        """Go back to the mark, which is used up."""
+        self._free.append(self._lives[request].slot)
+        self._lives[request] = self._marks.pop(request)
+
+    def _copied(self, request: int) -> _Life:
+        old, new = self._lives[request], _Life(self._slot())
         for data in self._data.values():
             data[:, new.slot] = data[:, old.slot]
         new.base, new.recorded = old.base, old.recorded
+        return new
+
+    def _slot(self) -> int:
+        if not self._free:
+            raise ResourceError("no recurrent state is free", do="end other requests or raise --max-batch")
+        return self._free.pop(0)

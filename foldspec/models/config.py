@@ -22,24 +22,24 @@ UNSUPPORTED = {
 
 
 class ModelConfig:
-    """One config.json (or a part of it) and the name to use for it in errors."""
+    """One config.json (or a part of it) and the name to use for it in errors; ``folder``: where it was read."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(self, values: dict[str, Any], where: str, folder: Path | None = None) -> None:
+        self.values, self.where, self.folder = values, where, folder
 
     @classmethod
-    def read(cls, folder: Path) -> ModelConfig:
+    def read(cls, folder: Path, name: str = "config.json") -> ModelConfig:
         """Read ``folder/config.json``. Raises :class:`CheckpointError`."""
-        path = Path(folder) / "config.json"
+        path = Path(folder) / name
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise CheckpointError("no config.json", where=str(folder), do="name a checkpoint folder") from None
+            raise CheckpointError(f"no {name}", where=str(folder), do="name a checkpoint folder") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"cannot be read as JSON ({error})", where=str(path)) from None
         if not isinstance(values, dict):
             raise CheckpointError("is not a JSON object", where=str(path))
-        return cls(values, str(path))
+        return cls(values, str(path), path.parent)
 
     def error(self, what: str, do: str = "") -> CheckpointError:
         return CheckpointError(what, where=self.where, do=do)

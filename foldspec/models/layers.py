@@ -17,6 +17,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts, panels
 from foldspec.kernels.multi_read_attention import ReadArgs
 from foldspec.models.config import ModelConfig
+from foldspec.models.mask import CAUSAL, Mask
 
 __all__ = [
     "Embedding",
@@ -29,8 +30,8 @@ __all__ = [
     "Stack",
     "SwiGLU",
     "by_row",
-    "causal_attention",
     "join",
+    "masked_attention",
     "matrices",
     "parameter",
     "settle",
@@ -77,14 +78,19 @@ class Matrix(nn.Module):
 
 
 class Linear(Matrix):
-    """x [n, in] -> plus + x W^T + b [n, out]."""
+    """x [n, in] -> plus + x W^T + b [n, out]. ``more``, if there is one, adds to that in place: an adapter."""
+
+    more: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__(width_out, width_in, kernels)
         self.bias = parameter(width_out) if bias else None
 
     def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
-        return self.product(x, self.bias, plus)
+        out = self.product(x, self.bias, plus)
+        if self.more is not None:
+            self.more(x, out)
+        return out
 
 
 class Embedding(Matrix):
@@ -147,7 +153,11 @@ class Stack:
             return [part(x) for part in self._parts[first:]]
         weight, bias = self._joined[first]
         whole = self._parts[0]._kernels.linear(x, weight, bias, packed=self._parts[0].packed)
-        return whole.split_with_sizes(self._widths[first:], 1)
+        products = whole.split_with_sizes(self._widths[first:], 1)
+        for part, product in zip(self._parts[first:], products, strict=True):
+            if part.more is not None:
+                part.more(x, product)
+        return products
 
 
 def join(module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -299,7 +309,7 @@ class Projections(nn.Module):
         return self.o_proj(o.flatten(1), plus)
 
 
-def causal_attention(
+def masked_attention(
     q: torch.Tensor,
     cache: PagedCache,
     layer: int,
@@ -307,14 +317,14 @@ def causal_attention(
     kernels: Kernels,
     scale: float,
     window: int | None = None,
+    mask: Mask = CAUSAL,
 ) -> torch.Tensor:
-    """Rotated q [total, heads, d] of packed rows; each row reads its request's entries up to and with its own, of
-    which ``window`` keeps the last."""
+    """Rotated q [total, heads, d] of packed rows; each row reads of its request's entries the span that ``mask`` gives
+    it, of which ``window`` keeps the end."""
     cache.ask(layer, q, scale)
     batch = []
     for request, start, packed in rows:
-        ends = range(start + 1, start + packed.stop - packed.start + 1)
-        begins = [0 if window is None else max(0, end - window) for end in ends]
+        begins, ends = mask.spans(start, packed.stop - packed.start, window)
         base = begins[0]
         keys, values = cache.entries(layer, request, base)
         first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)

@@ -11,7 +11,14 @@ import tokenizers
 
 from foldspec.errors import CheckpointError, UsageError
 
-__all__ = ["Tokenizer", "one_line", "read_json", "stop_ids", "token_text"]
+# words, case, numbers, white space, code, accents, other scripts, emoji: what tokenizers cut in different ways
+PROBE = (
+    "The unbelievable Re-Tokenizer's 1,234.5678 tests don't  matter;\n\n\tfor (int i=0; i<10; ++i) { x += 'a\\n'; }\r\n"
+    "na\u00efve fa\u00e7ade \u2014 \u00c4rger \u0416\u0438\u0437\u043d\u044c \u4f60\u597d\u4e16\u754c \u3053\u3093"
+    " \ud55c\uad6d \u0645\u0631\u062d\u0628\u0627 \U0001f600\U0001f44d\U0001f3fd e\u0301 \ufb01 \u00bd 20000000  "
+)
+
+__all__ = ["Tokenizer", "mask_id", "one_line", "read_json", "stop_ids", "token_text"]
 
 
 def one_line(error: Exception) -> str:
@@ -121,6 +128,21 @@ class Tokenizer:
         """Text of ``ids``; ids that the vocabulary lacks give none."""
         return self._core.decode(list(ids), skip_special_tokens=skip_special)
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """In what two tokenizers differ that both know; None: the same text has the same ids. An id that only one of
+        them names, as a special token of its own, is no difference."""
+        own, others = (each._core.get_vocab(with_added_tokens=True) for each in (self, other))
+        if own != others:
+            names = {token_id: token for token, token_id in others.items()}
+            for token, token_id in own.items():
+                if names.get(token_id, token) != token:
+                    return f"id {token_id} is {token!r} of one and {names[token_id]!r} of the other"
+                if others.get(token, token_id) != token_id:
+                    return f"{token!r} is id {token_id} of one and {others[token]} of the other"
+        if self.encode(PROBE, special=False) != other.encode(PROBE, special=False):
+            return "their tokenizers cut a text in different ways"
+        return None
+
     def token(self, token_id: int) -> str | None:
         """The raw vocabulary entry of an id, or None."""
         return self._core.id_to_token(token_id)
@@ -128,6 +150,24 @@ class Tokenizer:
     def visible(self, ids: Iterable[int]) -> list[int]:
         """The ids that :meth:`decode` gives to the decoder: known and not special."""
         return [i for i in ids if i not in self._special and self._core.id_to_token(i) is not None]
+
+
+def mask_id(folder: Path | str) -> int | None:
+    """The id of tokenizer_config.json's ``mask_token``, by its own table of added tokens, by added_tokens.json or by
+    tokenizer.json; None where there is none of that. CheckpointError if a file is malformed."""
+    path = Path(folder) / "tokenizer_config.json"
+    config, added = read_json(path), read_json(path.with_name("added_tokens.json"))
+    text = token_text(config, "mask_token", str(path))
+    listed = config.get("added_tokens_decoder")
+    for name, entry in listed.items() if isinstance(listed, Mapping) else ():
+        if isinstance(entry, Mapping) and entry.get("content") == text and name.isdecimal():
+            return int(name)
+    if text is None:
+        return None
+    if isinstance(added.get(text), int):
+        return int(added[text])
+    tokenizer = Tokenizer.load(folder)
+    return None if tokenizer is None else tokenizer._core.token_to_id(text)
 
 
 def stop_ids(folder: Path | str, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ EARLY: dict[str, tuple[str, ...]] = {
     "--draft-tokens -1": ("draft_tokens", "at least 0"),
     "--context-opt window": ("--context-opt window", "KEY=VALUE"),
     "--context-opt =3": ("--context-opt", "unknown key ''"),
-    "--context-opt sinks=4": ("--context-opt", "unknown key 'sinks'", "window, alpha"),
+    "--context-opt sunk=4": ("--context-opt", "unknown key 'sunk'", "window, alpha"),
     "--context-opt window=x": ("--context-opt window", "'x' is not a number"),
     "--context-opt window=0": ("window", "at least 1"),
     "--context-opt window=": ("--context-opt window", "not a number"),
@@ -136,9 +136,9 @@ EARLY: dict[str, tuple[str, ...]] = {
 }
 # By the engine, from the pair that is there.
 LATE: dict[str, tuple[str, ...]] = {
-    "--context yarn": ("unknown context method 'yarn'", "full, window, fold"),
+    "--context yern": ("unknown context method 'yern'", "full, window, fold"),
     "--context FOLD": ("unknown context method 'FOLD'",),
-    "--draft-tokens 0 --context yarn": ("unknown context method 'yarn'",),
+    "--draft-tokens 0 --context yern": ("unknown context method 'yern'",),
     "--confidence-stop 0.5": ("confidence_stop", "the drafter has no confidence head"),
     "--steps 2": ("steps", "the drafter has one step", "features of tokens that are only drafted"),
     "--confidence 0.9": ("confidence", "the drafter has one step"),

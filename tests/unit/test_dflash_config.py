@@ -162,7 +162,7 @@ def test_the_tensors_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture", ["DFlash3DraftModel", "Gemma3DSparkModel", "LlamaForCausalLM", "dflashdraftmodel"]
+    "architecture", ["DFlash3DraftModel", "Gemma3DSparkModel", "GPT2LMHeadModel", "dflashdraftmodel"]
 )
 def test_unknown_architectures(architecture: str) -> None:
     refuses(
