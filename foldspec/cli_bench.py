@@ -52,12 +52,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--window", type=int, metavar="N", help="W of every method that names none")
     what.add_argument("--alpha", type=float, metavar="X", help="alpha of every method that names none")
     what.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round, where none are named")
+    what.add_argument("--temperature", type=float, metavar="X", help="of all requests; default: 0, greedy")
     how = parser.add_argument_group("how")
     how.add_argument("--warmup", type=int, metavar="N", help="runs of a method and length at most; default: 4")
     how.add_argument("--order", metavar="rotate|fixed", help="of the methods on a request; default: rotate")
     how.add_argument("--seed", type=int, metavar="N", help="of the sample and of the bootstrap; default: 0")
     how.add_argument("--bootstrap", type=int, metavar="N", help="resamples; default: 2000")
     how.add_argument("--trace", action="store_true", default=None, help="also time the parts of a round, in runs apart")
+    how.add_argument(
+        "--calibrate",
+        action="store_true",
+        default=None,
+        help="also fit the throughput model to each method, in runs apart, and print it beside what was measured",
+    )
     how.add_argument("--against", metavar="METHOD", help="also each method's speedup over this one")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="DIR", help="keep every request as it is done, and bench.json")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast, overload
 
 from foldspec import forcing
 from foldspec.acceptance import make_rule
+from foldspec.acceptance.recorded import Judged, Recorded
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
 from foldspec.errors import FoldspecError, ResourceError, UsageError
@@ -192,6 +193,11 @@ class Engine:
         """Tokens of prompt and output that a request may hold."""
         return self._resources.max_context
 
+    @property
+    def drafts(self) -> int:
+        """Drafts that a round verifies at most."""
+        return self._rounds.max_drafts
+
     def bytes_read(self, n: int) -> int:
         """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once."""
         resources = self._resources
@@ -200,6 +206,11 @@ class Engine:
     def listen(self, mark: Mark) -> None:
         """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
         self._rounds.mark = mark
+
+    def record(self, hear: Callable[[Judged], None] | None) -> None:
+        """Let ``hear`` know how each round's drafts were judged (``acceptance/recorded.py``), which takes its time;
+        None: nobody."""
+        self._rounds.rule = self._rule if hear is None else Recorded(self._rule, hear)
 
     def encode(self, prompt: Prompt, **switches: Any) -> tuple[int, ...]:
         """Ids of a prompt: of text as it stands, of messages through the chat template (``switches`` are its

@@ -81,24 +81,38 @@ class Law:
         can be said because q is not finite: p itself. What is left of a point mass is that point."""
         if self.token is not None:
             return self
-        mass = self.probs()
+        mass = self._above(q, times)
+        left = float(mass.sum())
+        return Law(mass.log_(), self.ids) if left > NEGLIGIBLE else self  # false for NaN too
+
+    def tv(self, q: Law) -> float:
+        """The total variation of two laws, in [0, 1]: the mass that this one has above the other. 1 where q is not
+        finite: nothing of such a law stands."""
+        if q.token is None and not math.isfinite(q.log_total):
+            return 1.0
+        apart = q.others(self.token) if self.token is not None else float(self._above(q).sum())
+        return min(1.0, apart)
+
+    def aligned(self, q: Law) -> torch.Tensor:
+        """[m] float64: the probabilities that q gives this law's ids; not for a point mass."""
+        if q.token is None and q.ids is None:
+            return q.probs() if self.ids is None else q.probs()[self.ids]
+        found = torch.zeros(len(self.logits), dtype=torch.float64, device=self.logits.device)
         if q.token is not None:
             place = self._place(q.token)
             if place is not None:
-                mass[place] -= times
-        else:
-            taken = q.probs().mul_(times)
-            if q.ids is None:
-                mass -= taken if self.ids is None else taken[self.ids]
-            elif self.ids is None:
-                mass[q.ids] -= taken
-            else:
-                places = torch.searchsorted(self.ids, q.ids).clamp_(max=len(self.ids) - 1)
-                both = self.ids[places] == q.ids
-                mass[places[both]] -= taken[both]
-        mass.clamp_(min=0.0)
-        left = float(mass.sum())
-        return Law(mass.log_(), self.ids) if left > NEGLIGIBLE else self  # false for NaN too
+                found[place] = 1.0
+        elif self.ids is None:
+            found[q.ids] = q.probs()
+        elif q.ids is not None:
+            places = torch.searchsorted(self.ids, q.ids).clamp_(max=len(self.ids) - 1)
+            both = self.ids[places] == q.ids
+            found[places[both]] = q.probs()[both]
+        return found
+
+    def _above(self, q: Law, times: float = 1.0) -> torch.Tensor:
+        """[m] float64, as ``ids``: [p - times q]+, p being this law and no point mass."""
+        return self.probs().sub_(self.aligned(q), alpha=times).clamp_(min=0.0)
 
 
 def law_of(

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from foldspec.laws import Law
 from foldspec.noise import Noise
 from foldspec.records import Proposal, Verdict
 from foldspec.sampling import TargetLaws
 
-__all__ = ["AcceptanceRule"]
+__all__ = ["AcceptanceRule", "Draft"]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One drafted token as a rule sees it. ``row``: which of the block's drafts, from 0; ``p`` the target's law there,
+    a point mass at temperature 0, for which ``raw`` makes the one at temperature 1; ``q`` what it was drawn from."""
+
+    row: int
+    token: int
+    p: Law
+    q: Law
+    raw: Callable[[], Law]
 
 
 class AcceptanceRule(ABC):
@@ -34,3 +48,14 @@ class AcceptanceRule(ABC):
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""
+
+    # What measurements ask of a rule; a rule need not say either.
+
+    def chance(self, draft: Draft) -> float | None:
+        """The probability that the draft stands, if those before it do, known its token."""
+        return None
+
+    def spent(self, draft: Draft) -> float | None:
+        """The total variation between the target's law and that of the token that comes at the draft's position, over
+        all that might have been drafted there: what leniency costs."""
+        return 0.0 if self.lossless else None

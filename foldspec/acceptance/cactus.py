@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from foldspec.acceptance.relaxed import Draft, Relaxed
-from foldspec.laws import Law
+from foldspec.laws import NEGLIGIBLE, Law
 
 __all__ = ["Cactus", "raised_by"]
 
@@ -41,6 +43,31 @@ class Cactus(Relaxed):
             return draft.p.minus(draft.q)
         return draft.p.minus(draft.q, others / (others - step))  # h - q, over the factor that scales p
 
+    def spent(self, draft: Draft) -> float:
+        """Of the law that comes, over all drafts y: ``min(q, g)``, and ``q(y) - g(y)`` times the residual of each. That
+        is p times some c(y) less q, so with ids in the order of q / p all residuals are sums from the first on."""
+        if self.lossless or draft.p.token is not None:
+            return 0.0
+        p, q = draft.p.probs(), draft.p.aligned(draft.q)
+        others = 1 - p
+        step = _steps(p, others, self._delta, self._divergence)
+        stays = torch.minimum(q, p + step)
+        falls = torch.cat((q - stays, (1 - q.sum()).clamp_(min=0.0)[None]))  # last: ids that p does not have
+        times = torch.ones_like(falls)
+        if self._residual == "relaxed":
+            times[:-1] = torch.where(step < others, (others - step) / others, 1.0)
+        ratio, order = (q / p).sort()
+        kept = torch.searchsorted(ratio, times)  # how many ids have more of p than of q, at c(y)
+        mass = torch.stack((p[order], -q[order]))
+        total = (torch.nn.functional.pad(mass.cumsum(-1), (1, 0))[:, kept] * torch.stack((times, times**0))).sum(0)
+        sound = total > NEGLIGIBLE * times
+        share = torch.where(sound, falls / total, 0.0)
+        weights = p.new_zeros(2, len(p) + 1).index_add_(1, kept, torch.stack((share * times, share)))
+        behind = weights.flip(-1).cumsum(-1).flip(-1)[:, 1:]  # of drafts whose residual has the id
+        comes = stays + p * falls[~sound].sum()
+        comes[order] += (mass * behind).sum(0).clamp_(min=0.0)
+        return float((p - comes).clamp_(min=0.0).sum())
+
     def law(self) -> str:
         if self.lossless:
             return "the target's own, by rejection sampling (cactus with delta 0)"
@@ -62,6 +89,22 @@ def raised_by(a: float, others: float, delta: float, divergence: str) -> float:
         return _by_kl(a, others, delta)
     step = {"taylor": math.sqrt(2 * delta * a * others), "chi2": math.sqrt(delta * a * others), "tv": delta}[divergence]
     return min(others, step)
+
+
+def _steps(a: torch.Tensor, others: torch.Tensor, delta: float, divergence: str) -> torch.Tensor:
+    """:func:`raised_by` of all ids at once."""
+    if divergence in ("exact_kl", "modified"):
+        low, high = torch.zeros_like(a), others.clone()
+        for _ in range(HALVINGS):
+            step = (low + high) / 2
+            left = others - step
+            spent = (a + step) * torch.log1p(step / a) + left * torch.log1p((-step / others).clamp(min=-1 + 1e-16))
+            within = spent <= delta
+            low, high = torch.where(within, step, low), torch.where(within, high, step)
+        return torch.where(-a.log() <= delta, others, low)
+    if divergence == "tv":
+        return others.clamp(max=delta)
+    return torch.minimum(others, ((2 if divergence == "taylor" else 1) * delta * a * others).sqrt())
 
 
 def _by_kl(a: float, others: float, delta: float) -> float:

@@ -10,6 +10,8 @@ At temperature 0 a draft stands if ``p(y) >= l max p``, with p at temperature 1;
 
 from __future__ import annotations
 
+import torch
+
 from foldspec.acceptance.relaxed import Draft, Relaxed
 from foldspec.laws import Law
 
@@ -34,6 +36,23 @@ class Lenience(Relaxed):
 
     def residual(self, draft: Draft) -> Law:
         return draft.p.minus(draft.q, self._times)
+
+    def spent(self, draft: Draft) -> float:
+        """Of the law that comes of the comparison and the residual, whatever the draft is."""
+        if self.lossless:
+            return 0.0
+        best = draft.p.token
+        if best is not None:  # of what is drafted beside the argmax, all that is likely enough
+            raw = draft.raw()
+            least = self._lenience * raw.prob(best)
+            likely = raw.probs() >= least
+            likely[best] = False
+            return float(raw.aligned(draft.q)[likely].sum())
+        p, stays = draft.p.probs(), draft.p.aligned(draft.q)
+        torch.minimum(stays, p / self._lenience, out=stays)
+        left = self.residual(draft)
+        comes = stays + (1 - stays.sum()) * draft.p.aligned(left)
+        return float((p - comes).clamp_(min=0.0).sum())
 
     def law(self) -> str:
         if self.lossless:

@@ -35,6 +35,12 @@ class Linear(Relaxed):
     def residual(self, draft: Draft) -> Law:
         return Law.point(self._best(draft)) if self._without_coin(draft) else draft.p.minus(draft.q)
 
+    def spent(self, draft: Draft) -> float:
+        if self._without_coin(draft):
+            return float(self._best(draft) != draft.p.token)
+        share = self._share(draft)
+        return share * draft.p.tv(draft.q) if share else 0.0
+
     def law(self) -> str:
         shares = "/".join(f"{share:g}" for share in self._shares)
         if self.lossless:

@@ -8,29 +8,15 @@ the target's own law: only drafted positions are relaxed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-from foldspec.acceptance.base import AcceptanceRule
+from foldspec.acceptance.base import AcceptanceRule, Draft
 from foldspec.laws import Law
 from foldspec.noise import Noise, Purpose
 from foldspec.records import PointMass, Proposal, Verdict
 from foldspec.sampling import TargetLaws
 
 __all__ = ["Draft", "Relaxed"]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """One drafted token as a rule sees it. ``row``: which of the block's drafts, from 0; ``p`` the target's law there,
-    a point mass at temperature 0, for which ``raw`` makes the one at temperature 1; ``q`` what it was drawn from."""
-
-    row: int
-    token: int
-    p: Law
-    q: Law
-    raw: Callable[[], Law]
 
 
 class Relaxed(AcceptanceRule):
@@ -52,6 +38,10 @@ class Relaxed(AcceptanceRule):
         last = len(tokens)
         next_token = noise.draw(target.law(last), Purpose.TARGET, target.position + last)
         return Verdict(last, next_token, tuple(outside))
+
+    def chance(self, draft: Draft) -> float:
+        allowed, drawn = self.allowed(draft), draft.q.prob(draft.token)
+        return allowed / drawn if allowed < drawn else float(drawn <= allowed)  # 0 for NaN
 
     @abstractmethod
     def allowed(self, draft: Draft) -> float:

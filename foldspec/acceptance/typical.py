@@ -22,11 +22,22 @@ class Typical(Relaxed):
         self._epsilon, self._factor = epsilon, factor
 
     def allowed(self, draft: Draft) -> float:
-        least = min(self._epsilon, self._factor * math.exp(-draft.p.entropy()))
-        return float(draft.p.prob(draft.token) > least)
+        return float(draft.p.prob(draft.token) > self._least(draft))
 
     def residual(self, draft: Draft) -> Law:
         return Law.point(draft.p.likeliest())
+
+    def spent(self, draft: Draft) -> float:
+        """Of the law that comes of drafts that are likely enough and the argmax for the others."""
+        if draft.p.token is not None:
+            return 0.0
+        p, comes = draft.p.probs(), draft.p.aligned(draft.q)
+        comes[p <= self._least(draft)] = 0.0
+        comes += (1 - comes.sum()) * draft.p.aligned(self.residual(draft))
+        return float((p - comes).clamp_(min=0.0).sum())
+
+    def _least(self, draft: Draft) -> float:
+        return min(self._epsilon, self._factor * math.exp(-draft.p.entropy()))
 
     def law(self) -> str:
         return (

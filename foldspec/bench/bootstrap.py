@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESAMPLES", "average_interval", "counts", "interval"]
+__all__ = ["RESAMPLES", "average_interval", "counts", "interval", "ratio_interval"]
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -42,6 +42,27 @@ def average_interval(
         np.asarray(values) @ counts(len(values), resamples, seed + i).T / len(values) for i, values in enumerate(tasks)
     ]
     return _ends(np.mean(means, axis=0), level)
+
+
+def ratio_interval(
+    sums: Sequence[float],
+    sizes: Sequence[float],
+    less: tuple[Sequence[float], Sequence[float]] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[float]:
+    """[2] the interval of ``sum(sums) / sum(sizes)``, a mean over what requests hold (``sizes[i]`` values that come to
+    ``sums[i]``); requests are resampled whole. ``less``: another such mean of the same requests, subtracted.
+    Resamples that hold nothing are left out."""
+
+    def means(sums: Sequence[float], sizes: Sequence[float]) -> np.ndarray[Any, Any]:
+        held = counts(len(sums), resamples, seed)
+        total: np.ndarray[Any, Any] = held @ np.asarray(sizes)
+        return np.divide(held @ np.asarray(sums), total, out=np.full(len(total), np.nan), where=total > 0)
+
+    values = means(sums, sizes) - (0.0 if less is None else means(*less))
+    return [float(end) for end in _ends(values[np.isfinite(values)], LEVEL)]
 
 
 def _means(values: np.ndarray[Any, Any], resamples: int, seed: int) -> np.ndarray[Any, Any]:

@@ -33,6 +33,36 @@ def _parts(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == set(PARTS) and all(map(_number, value.values()))
 
 
+def _judged(value: Any) -> bool:
+    """The drafts of a round, as ``calibrate.py`` keeps them."""
+    if not isinstance(value, dict) or value.keys() != {*_COUNTS, *_PER_DRAFT, "whole"}:
+        return False
+    lists = [value[name] for name in _PER_DRAFT]
+    return (
+        isinstance(value["whole"], bool)
+        and all(_whole(value[name]) for name in _COUNTS)
+        and value["accepted"] <= value["drafted"]
+        and all(isinstance(each, list) and len(each) == len(lists[0]) for each in lists)
+        and all(x is None or (_number(x) and x <= 1 + 1e-9) for each in lists for x in each)
+    )
+
+
+def _times(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_number, value))
+
+
+def _calibration(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(run, dict)
+        and isinstance(run.get("rounds"), list)
+        and all(map(_judged, run["rounds"]))
+        and isinstance(run.get("ms", []), list)
+        and all(map(_times, run.get("ms", [])))
+        for run in value.values()
+    )
+
+
+_COUNTS, _PER_DRAFT = ("drafted", "accepted", "steps"), ("tv", "chance", "spent")
 _HEAD: dict[str, Callable[[Any], bool]] = {
     "task": _text,
     "length": lambda x: _whole(x, 1),
@@ -58,6 +88,7 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "score": lambda x: x is None or (_whole(x) and x <= 1),
     "bytes_a_round": _positive,
     "parts_ms": lambda x: x is None or _parts(x),
+    "calibration": lambda x: x is None or _calibration(x),
 }
 
 

@@ -4,7 +4,7 @@ For each request: one prefill; from it plain decoding, every method and plain de
 order that turns with the request's number; identical ids, limit, stop ids and seed, which is made of the ids (of it
 come drafts that are drawn and a lossy rule's coins). Before the first request of a length
 each method warms up, on an input outside the sample, until its last two runs differ by less than 5%. Parts of a round
-are timed in further runs, which no other figure uses.
+are timed in further runs, and what calibrates the model comes from such: no other figure uses them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class WarmUp:
 
 @dataclass
 class Bench:
-    """``arms`` begin with plain decoding; its second run is added here. ``guarded=False`` is for tests that show what a
+    """``arms`` begin with plain decoding; its second run is added here. ``calibrate`` (prefix, params, limit) makes
+    what is kept of a request besides, on the line of plain decoding. ``guarded=False`` is for tests that show what a
     fault would do."""
 
     arms: Sequence[Arm]
@@ -70,6 +71,7 @@ class Bench:
     order: str = "rotate"
     warmup: int = 4
     trace: bool = False
+    calibrate: Callable[[Any, SamplingParams, int], dict[str, Any] | None] | None = None
     guarded: bool = True
     clock: Clock = time.perf_counter
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
@@ -125,6 +127,7 @@ class Bench:
         where = f"{item.task} {item.length} {item.id}"
         params = dataclasses.replace(self.params, seed=int(item.sha256[:SEED_DIGITS], 16))
         sequence = order(self.labels, number, self.order)
+        limit = min(self.params.max_tokens, self.max_context - len(item.ids))
         runs: dict[str, Run] = {}
         failed: dict[str, str] = {}
         traces: dict[str, dict[str, float]] = {}
@@ -136,7 +139,6 @@ class Bench:
                     failed[label] = str(error)
                     continue
                 if self.guarded:
-                    limit = min(self.params.max_tokens, self.max_context - len(item.ids))
                     stops = self.stop_ids if not self.params.ignore_eos else frozenset()
                     stops = stops | frozenset(self.params.stop_ids)
                     guards.check_run(runs[label], prefix, limit=limit, stop_ids=stops, where=f"{where}, {label}")
@@ -144,6 +146,7 @@ class Bench:
                 for arm in self.arms:
                     if arm.label in runs:
                         traces[arm.label] = self.traced(arm, prefix, params)
+            calibration = self.calibrate(prefix, params, limit) if self.calibrate else None
             timing = prefix.draft_seconds
         if self.guarded:
             guards.check_group(runs, where)
@@ -171,13 +174,14 @@ class Bench:
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)
+            line["calibration"] = calibration if label == AR else None
             lines.append(line)
         return lines
 
     def difference(self, plain: Run | None, run: Run, item: Input) -> dict[str, Any]:
         """Where the output first differs from plain decoding's, and how close the target's two best logits are there:
-        a difference without a near tie is a fault."""
-        if plain is None or run.token_ids == plain.token_ids:
+        a difference without a near tie is a fault. Texts that are drawn may differ: they are not compared."""
+        if plain is None or run.token_ids == plain.token_ids or self.params.temperature:
             return {"first_diff": None, "gap": None}
         pairs = enumerate(zip(run.token_ids, plain.token_ids, strict=False))
         at = next((i for i, (a, b) in pairs if a != b), min(run.n_out, plain.n_out))

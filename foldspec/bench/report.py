@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from foldspec.bench import model_report
 from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 
@@ -113,6 +114,13 @@ def render(result: Mapping[str, Any], form: str) -> str:
     traced = [row for row in result["summary"] if row["parts_ms"]]
     if traced:
         blocks += ["ms a round, from a separate traced pass", _table([*PARTS, *made_up], traced, form)]
+    model = result.get("calibration")
+    if model and model["methods"]:
+        blocks += ["the drafters, at lambda 0", _table(model_report.PROFILES, model["profiles"], form)]
+        blocks += [
+            "the throughput model beside what was measured",
+            _table(model_report.METHODS, model["methods"], form),
+        ]
     bullet = "- " if form == "md" else ""
     return "\n\n".join([*blocks, "\n".join(bullet + line for line in remarks(result))])
 
@@ -124,6 +132,9 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if unreal:
         said = "outputs and tau say nothing of a model and are compared with nothing"
         lines.insert(0, f"MADE UP ({'; '.join(unreal)}): {said}; nor does TTFT where contexts are made up")
+    model = result.get("calibration")
+    if model and model["methods"]:
+        lines += model_report.model_remarks(result["settings"]["temperature"])
     floor = result["noise"]
     if floor is not None:
         low, high = floor["ar_vs_ar_ci"]

@@ -18,9 +18,11 @@ from typing import Any
 from foldspec.acceptance import make_rule
 from foldspec.bench import guards, summary
 from foldspec.bench.bandwidth import read_bandwidth
+from foldspec.bench.calibrate import Calibrator
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
+from foldspec.bench.modelled import calibration
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
@@ -57,21 +59,26 @@ class Session:
             Arm(m.label, engines[m.label], "context" in m.changes, engines[m.label].made_up) for m in settings.parsed
         ]
         self._plain = arms[0].engine
+        self.methods = {arm.label: arm.engine.settings() for arm in arms}
+        _check_methods(self.methods)
+        params = SamplingParams(
+            max_tokens=settings.max_new, ignore_eos=settings.ignore_eos, temperature=settings.temperature
+        )
+        self._calibrator = Calibrator(arms[1:], params) if settings.calibrate else None
         self.store = Store(out, arms=[arm.label for arm in arms])
         self.bench = Bench(
             arms,
-            SamplingParams(max_tokens=settings.max_new, ignore_eos=settings.ignore_eos),
+            params,
             self.store,
             engine.stop_ids,
             engine.max_context,
             order=settings.order,
             warmup=settings.warmup,
             trace=settings.trace,
+            calibrate=self._calibrator.request if self._calibrator else None,
             progress=progress,
             unbroken=unbroken,
         )
-        self.methods = {arm.label: arm.engine.settings() for arm in arms}
-        _check_methods(self.methods)
         self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
         self.store.open(self._plan(), resume=resume)
         self._load, self._complete = _load(), False
@@ -119,7 +126,7 @@ class Session:
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
         cells, left_out = summary.pairs(self.store.lines, labels)
         how = {"resamples": settings.bootstrap, "seed": settings.seed}
-        rows = summary.rows(cells, labels, bandwidth=self._bandwidth, **how)
+        rows = summary.rows(cells, labels, bandwidth=self._bandwidth, drawn=settings.temperature > 0, **how)
         excluded = {
             (cell.task, cell.length): {
                 "too_long": cell.too_long,
@@ -131,7 +138,9 @@ class Session:
             row["excluded"] = sum(excluded[row["task"], row["length"]].values())
         averages = summary.averages(cells, labels, **how)
         over = [] if settings.against is None else summary.against(cells, labels, settings.against, **how)
-        for row in (*rows, *averages, *over):
+        plans = None if self._calibrator is None else self._calibrator.plans
+        model = None if plans is None else calibration(cells, plans, **how)
+        for row in (*rows, *averages, *over, *(model["methods"] if model else ())):
             row["lossless"] = row["method"] not in self.methods or self.methods[row["method"]]["lossless"]
         first = self.methods["ar"]
         result = {
@@ -145,7 +154,6 @@ class Session:
             "drafter": self._drafter,
             "settings": settings.as_dict()
             | {
-                "temperature": 0,
                 "max_context": self.bench.max_context,
                 "stop_ids": sorted(self.bench.stop_ids),
             },
@@ -171,6 +179,7 @@ class Session:
             "averages": averages,
             "against": over,
             "noise": summary.noise(cells, **how),
+            "calibration": model,
             "notices": self.notices,
         }
         self.store.finish(result)

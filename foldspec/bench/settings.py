@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from foldspec.bench.bootstrap import RESAMPLES
 from foldspec.bench.methods import AR, Method, parse_methods
 from foldspec.errors import UsageError
+from foldspec.values import real
 
 __all__ = ["ORDERS", "BenchSettings"]
 
@@ -25,7 +27,8 @@ BOUNDS: dict[str, tuple[int, int | None]] = {
 @dataclass(frozen=True)
 class BenchSettings:
     """``lengths`` as written (``512,2k``); ``limit`` requests a task and length; ``max_new`` tokens of output;
-    ``warmup`` runs of a method and length at most; ``against``: a method that the others are compared with too."""
+    ``warmup`` runs of a method and length at most; ``temperature`` of all requests; ``against``: a method that the
+    others are compared with too."""
 
     methods: str = "lookup,full,window,fold"
     tasks: str = "docs,code,kv"
@@ -38,6 +41,8 @@ class BenchSettings:
     order: str = "rotate"
     against: str | None = None
     trace: bool = False
+    calibrate: bool = False
+    temperature: float = 0.0
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -47,6 +52,7 @@ class BenchSettings:
                 raise UsageError(f"must be a whole number of at least {low}, not {value!r}", where=where)
             if high is not None and value > high:
                 raise UsageError(f"must be at most {high:,}, not {value}", where=where)
+        real("--temperature", self.temperature, 0, math.inf)
         if self.order not in ORDERS:
             raise UsageError(f"must be one of {', '.join(ORDERS)}, not {self.order!r}", where="--order")
         labels = [method.label for method in self.parsed]

@@ -56,8 +56,9 @@ def rows(
     resamples: int,
     seed: int,
     bandwidth: float | None,
+    drawn: bool = False,
 ) -> list[dict[str, Any]]:
-    """One row a task, length and method. ``bandwidth`` in GB/s."""
+    """One row a task, length and method. ``bandwidth`` in GB/s; ``drawn``: texts may differ from plain decoding's."""
 
     def mean_ci(values: Sequence[float]) -> list[float]:
         return [float(end) for end in interval(values, resamples=resamples, seed=seed)]
@@ -74,7 +75,10 @@ def rows(
             rates = [line["bytes_a_round"] / r / 1e6 for line, r in zip(mine, rounds, strict=True)]
             made_up = mine[0].get("made_up", "")
             real = not made_up and not groups[0][AR].get("made_up")
-            equal = [gain for gain, line in zip(gains, mine, strict=True) if line["first_diff"] is None]
+            same = [
+                line["output_ids_sha256"] == g[AR]["output_ids_sha256"] for line, g in zip(mine, groups, strict=True)
+            ]
+            equal = [gain for gain, is_same in zip(gains, same, strict=True) if is_same]
             table.append(
                 {
                     "task": task,
@@ -104,7 +108,9 @@ def rows(
                     "break_even_tau": metrics.mean(costs),
                     "ttft_ms_median": statistics.median(line["ttft_ms"] for line in mine),
                     "draft_prefill_ms_median": statistics.median(line["draft_prefill_ms"] for line in mine),
-                    "diff_from_ar": sum(line["first_diff"] is not None for line in mine) if real else None,
+                    "diff_from_ar": sum(line["first_diff"] is not None for line in mine)
+                    if real and not drawn
+                    else None,
                     "gap_largest": max((line["gap"] for line in mine if line["gap"] is not None), default=None),
                     "score_mean": _score([line["score"] for line in mine]),
                     "gb_s": metrics.mean(rates),

@@ -40,7 +40,7 @@ class Chunk:
 class Rounds:
     """A target, its cache, a drafter and a rule at work. ``draft_tokens`` caps the drafts that are verified a round.
 
-    ``mark`` hears of the end of each part of a round (``schedule/trace.py``).
+    ``max_drafts``: those of a round at most. ``mark`` hears of the end of each part of a round (``schedule/trace.py``).
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Rounds:
         self.model, self.cache, self.drafter, self.rule = model, cache, drafter, rule
         self.mark: Mark = unmarked
         self._device = device
-        self._max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
+        self.max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
     def check_drafts(self, least: int) -> None:
         """Raises :class:`UsageError` where rounds can propose something, but never so many drafts."""
-        if 0 < self._max_drafts < least:
-            what = f"a round proposes {self._max_drafts} drafts at most, not {least}"
+        if 0 < self.max_drafts < least:
+            what = f"a round proposes {self.max_drafts} drafts at most, not {least}"
             raise UsageError(what, where="force_accept", do="ask for fewer")
 
     def budget(self, request: Request) -> int:
         """Drafts that this round can verify of the request."""
-        return max(0, min(self._max_drafts, request.draft_budget))
+        return max(0, min(self.max_drafts, request.draft_budget))
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Advance each request, none of them done, by at least one token. Raises the error of one that fails."""

@@ -36,6 +36,7 @@ LINE: dict[str, Any] = {
     "score": None,
     "bytes_a_round": 100,
     "parts_ms": None,
+    "calibration": None,
 }
 
 

@@ -55,7 +55,7 @@ def test_the_version_is_one() -> None:
 
 
 LIGHT = ["", ".bench.metrics", ".bench.settings", ".cli", ".errors", ".options", ".records", ".checkpoints.registry"]
-LIGHT += [".text.chat", ".text.stream", ".text.tokenizer"]
+LIGHT += [".bench.throughput", ".text.chat", ".text.stream", ".text.tokenizer"]
 
 
 @pytest.mark.parametrize("module", [f"foldspec{name}" for name in LIGHT])

@@ -99,6 +99,34 @@ def test_a_residual_is_what_p_has_more_than_q(pairs: list[tuple[int, int]], some
     assert dense(laws[0].minus(laws[1]), len(p)) == pytest.approx(wanted.tolist(), abs=1e-12)
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=7), st.booleans(), st.booleans())
+def test_total_variation_is_half_the_sum_of_differences(
+    pairs: list[tuple[int, int]], some_p: bool, some_q: bool
+) -> None:
+    p, q = (np.array([pair[i] for pair in pairs], float) for i in (0, 1))
+    if p.sum() == 0 or q.sum() == 0:
+        return
+    p, q = p / p.sum(), q / q.sum()
+    ids_p, ids_q = (np.flatnonzero(x).tolist() if some else None for x, some in ((p, some_p), (q, some_q)))
+    laws = [law_from((x if ids is None else x[ids]).tolist(), ids) for x, ids in ((p, ids_p), (q, ids_q))]
+    assert laws[0].tv(laws[1]) == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
+    assert laws[1].tv(laws[0]) == pytest.approx(laws[0].tv(laws[1]), abs=1e-12)
+    assert laws[0].aligned(laws[1]).tolist() == pytest.approx((q if ids_p is None else q[ids_p]).tolist())
+    for token in range(len(p)):
+        for law, probs in zip(laws, (p, q), strict=True):
+            assert law.tv(Law.point(token)) == pytest.approx(1 - probs[token], abs=1e-12)
+            assert Law.point(token).tv(law) == pytest.approx(1 - probs[token], abs=1e-12)
+
+
+def test_total_variation_at_the_edges() -> None:
+    p = law_from([0.1, 0.2, 0.3, 0.4])
+    assert Law.point(3).tv(Law.point(3)) == 0 and Law.point(3).tv(Law.point(2)) == 1
+    assert p.tv(p) == 0 and law_from([0.5, 0.5], [0, 2]).tv(law_from([1.0], [1])) == 1
+    for broken in (math.nan, math.inf):
+        q = Law(torch.tensor([broken, 0.0, 0.0, 0.0]))
+        assert p.tv(q) == Law.point(0).tv(q) == law_from([1.0], [2]).tv(q) == 1
+
+
 def test_residuals_at_the_edges() -> None:
     p = law_from([0.1, 0.2, 0.3, 0.4])
     assert dense(p.minus(Law.point(1)), 4) == pytest.approx([0.125, 0.0, 0.375, 0.5])
