@@ -31,7 +31,8 @@ _TOLD = 4 << 20  # bytes from one report of progress to the next
 
 class Layout(NamedTuple):
     """How the rows of a matrix lie in memory, if not as in the file: ``place(rows, to)`` casts and writes contiguous
-    rows to theirs. It is given whole multiples of ``step`` rows, but for the last."""
+    rows to theirs. It is given whole multiples of ``step`` rows, but for the last. Of several matrices in one tensor
+    [matrices, rows, width] each is laid out by itself."""
 
     step: int
     place: Callable[[torch.Tensor, torch.Tensor], None]
@@ -116,16 +117,16 @@ def _read(
         return
     source, on_cpu = _DTYPES[entry.dtype], tensor.device.type == "cpu"
     straight = layout is None and tensor.dtype == source and on_cpu
-    rows = tensor.view(-1) if layout is None else tensor
+    parts = [tensor.view(-1)] if layout is None else [tensor] if tensor.dim() == 2 else list(tensor)  # of experts
     step, place = layout or Layout(1, _copy)
-    unit = step * rows[0].numel() * source.itemsize  # bytes that stay together
+    unit = step * parts[0][0].numel() * source.itemsize  # bytes that stay together
     count = step * max(1, (_STRAIGHT if straight else _CACHED if on_cpu else _SENT) // unit)
     if unit > len(buffer):
         buffer = bytearray(unit)
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.start)
-            for piece in rows.split(count):
+            for piece in (piece for part in parts for piece in part.split(count)):
                 size = piece.numel() * source.itemsize
                 if straight:
                     _read_exactly(file, piece.view(torch.uint8).numpy().data)

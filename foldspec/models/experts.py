@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from foldspec.kernels.dispatch import Kernels
-from foldspec.kernels.linear import panels
 from foldspec.models.layers import Linear, Matrix, UnitNorm, parameter
 
 __all__ = ["Experts", "Router"]
@@ -39,16 +38,11 @@ class Router(nn.Module):
 
 
 class ExpertMatrices(Matrix):
-    """A weight [experts, out, in]: a matrix for each expert, in panels of its own once packed."""
+    """A weight [experts, out, in]: a matrix for each expert, in panels of its own if packed."""
 
     def __init__(self, experts: int, width_out: int, width_in: int, kernels: Kernels) -> None:
         super().__init__(width_out, width_in, kernels)
         self.weight = parameter(experts, width_out, width_in)
-
-    def pack(self) -> None:
-        for each in self.weight:
-            panels.pack(each)
-        self.packed = True
 
     def grouped(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x [n, in], the first ``counts[0]`` rows for expert 0 and so on -> [n, out]."""
