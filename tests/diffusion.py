@@ -18,7 +18,7 @@ from foldspec.checkpoints.weights import load_into, read_headers
 from foldspec.models.base import ForwardOutput, ForwardPlan
 from foldspec.models.config import ModelConfig
 from foldspec.models.diffusion_gemma import DiffusionGemma
-from foldspec.models.layers import join, matrices, settle, wide
+from foldspec.models.layers import join, layouts, matrices, wide
 
 GOLDEN = tiny.GOLDEN / "tiny" / "diffusion_gemma"
 WINDOW = 5
@@ -66,9 +66,9 @@ def load(
         matrices=matrices(model),
         device="cpu",
         wide=wide(model),
+        layouts=layouts(model, held, dtype, "cpu", tiny.kernels_of(kernels)),
         rename=model.parameter_name,
     )
-    settle(model, tiny.kernels_of(kernels), dtype)
     return model
 
 

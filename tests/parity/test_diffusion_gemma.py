@@ -185,6 +185,10 @@ def test_experts_at_once(folder: Path, dtype: torch.dtype) -> None:
     torch.testing.assert_close(matrices.at_once(x, counts), matrices.grouped(x, counts))
 
 
+def _copied(rows: torch.Tensor, to: torch.Tensor) -> None:
+    to.copy_(rows)
+
+
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("packed", [False, True])
 def test_sums_of_rows(held: torch.dtype, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,10 +196,11 @@ def test_sums_of_rows(held: torch.dtype, packed: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr("foldspec.models.layers._SOME", 32)
     draw = torch.Generator().manual_seed(0)
     rows, shares = torch.randn(75, 12, generator=draw).to(held), torch.rand(4, 75, generator=draw)
-    matrix = Matrix(75, 12, tiny.kernels_of("reference"))
-    matrix.weight = torch.nn.Parameter(rows.clone(), requires_grad=False)
-    if packed:
-        matrix.pack()
+    kernels = tiny.kernels_of("reference")
+    matrix = Matrix(75, 12, kernels)
+    held_rows = torch.empty_like(rows)
+    (kernels.pack if packed else _copied)(rows, held_rows)
+    matrix.weight, matrix.packed = torch.nn.Parameter(held_rows, requires_grad=False), packed
     close(matrix.mixed(shares), shares @ rows.float(), 1e-5)
 
 
