@@ -191,6 +191,10 @@ def entries_of(header: Mapping[str, Any], path: Path, first: int, size: int) -> 
         return CheckpointError(what, where=str(path), do="fetch the file again")
 
     try:
+        for name, value in header.items():
+            if isinstance(dtype := value["dtype"], str) and dtype not in _SIZES:
+                what = f"{name} has the dtype {dtype}, which is not supported; known: {', '.join(_SIZES)}"
+                raise CheckpointError(what, where=str(path), do="use a checkpoint that is not quantised")
         entries = {name: _entry(name, value, path, first) for name, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise fault(f"malformed safetensors header ({error})") from None
@@ -208,8 +212,6 @@ def entries_of(header: Mapping[str, Any], path: Path, first: int, size: int) -> 
 
 def _entry(name: str, value: Any, path: Path, base: int) -> Entry:
     dtype, shape, (start, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    if dtype not in _SIZES:
-        raise ValueError(f"{name} has the dtype {dtype}; known: {', '.join(_SIZES)}")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
         raise ValueError(f"{name} has no whole numbers for shape and offsets")
     size = math.prod(shape) * _SIZES[dtype]

@@ -273,6 +273,7 @@ def test_pairs_that_are_not_named_rightly(tmp_path: Path, monkeypatch: pytest.Mo
         ("smollm3",): (2, ("no pair is called 'smollm3'", "smollm2-135m", "--target")),
         (): (2, ("no checkpoint named", "--target")),
         ("--drafter", "x"): (2, ("no checkpoint named",)),
+        ("--target", ""): (2, ("an empty name names no checkpoint",)),
         ("--target", "word"): (3, ("neither a folder nor a hub id",)),
         ("--target", "a/b/c"): (3, ("neither a folder nor a hub id",)),
         ("--target", "./nothing"): (3, ("./nothing: no such folder",)),

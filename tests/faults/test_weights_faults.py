@@ -69,9 +69,9 @@ def test_trailing_bytes(file, tmp_path):
         ({"a": entry(0, -4, shape=[-1])}, b"", "no whole numbers"),
         ({"a": entry(0, 4, shape=["1"])}, b"1234", "no whole numbers"),
         ({"a": entry(0, 4, shape=[True])}, b"1234", "no whole numbers"),
-        ({"a": entry(0, 4, dtype="I8", shape=[4])}, b"1234", "a has the dtype I8"),
-        ({"a": entry(0, 4, dtype="F8_E4M3", shape=[4])}, b"1234", "a has the dtype F8_E4M3"),
-        ({"a": entry(0, 4, dtype="BOOL", shape=[4])}, b"1234", "a has the dtype BOOL"),
+        ({"a": entry(0, 4, dtype="I8", shape=[4])}, b"1234", "a has the dtype I8, which is not supported"),
+        ({"a": entry(0, 4, dtype="F8_E4M3", shape=[4])}, b"1234", "a has the dtype F8_E4M3, which is not supported"),
+        ({"a": entry(0, 4, dtype="BOOL", shape=[4])}, b"1234", "a has the dtype BOOL, which is not supported"),
         ({"a": entry(0, 4, dtype=["F32"])}, b"1234", "malformed"),
     ],
 )
