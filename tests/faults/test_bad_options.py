@@ -280,7 +280,6 @@ def test_pairs_that_are_not_named_rightly(tmp_path: Path, monkeypatch: pytest.Mo
         ("--target", "~no-such-user/x"): (3, ("no such folder",)),
         ("--target", "x" * 5000): (3, ("neither a folder nor a hub id",)),
         ("--target", "/" + "x" * 5000): (3, ("no such folder",)),
-        ("--target", ""): (3, ("no config.json",)),
     }
     for words, (code, says) in cases.items():
         line = refused(main("generate", *words, *IDS), code, *says)
