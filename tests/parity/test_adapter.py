@@ -177,6 +177,19 @@ def test_every_pass_is_the_dense_one(
             assert list(proposals[0].tokens) == first.argmax(-1).tolist()
 
 
+def test_the_mask_is_never_drafted(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(folders) as engine, torch.inference_mode():
+        drafter = bound(engine)
+        engine.resources.cache.open(0)
+        forward = drafter._forward
+        wish = torch.zeros(128)
+        wish[MASK] = 1e4
+        monkeypatch.setattr(drafter, "_forward", lambda *arguments: forward(*arguments) + wish)
+        (proposal,) = drafter.propose(Rows.of([0], [0], [1]), [7], [COUNT], [Noise(0)])
+        assert len(proposal.tokens) == COUNT and MASK not in proposal.tokens
+        engine.resources.cache.close(0)
+
+
 def test_the_target_is_not_touched(folders: dict[str, Path]) -> None:
     """Not a bit of its cache or of its logits."""
     with load(folders) as engine, torch.inference_mode():

@@ -113,6 +113,29 @@ def test_tables_of_other_sizes(folders: dict[str, Path], rows: int) -> None:
         assert len(drafted) > 12 and max(drafted) < min(rows, 128)
 
 
+def test_a_drafter_of_fewer_positions_stops_there(folders: dict[str, Path], tmp_path: Path) -> None:
+    short = tiny.write_target(tmp_path / "short", {**tiny.TARGET, "max_position_embeddings": 24}, seed=4)
+    with load(folders["target"], short, draft_tokens=DRAFTS) as engine:
+        done = engine.generate(PROMPTS[2], PARAMS)
+        assert done.token_ids == engine.using(draft_tokens=0).generate(PROMPTS[2], PARAMS).token_ids
+        ends = [round_.anchor_pos + len(round_.drafted) for round_ in done.rounds]
+        assert max(ends) > 24 and all(round_.drafted == () for round_ in done.rounds if round_.anchor_pos >= 24)
+        assert max(end for end, round_ in zip(ends, done.rounds, strict=True) if round_.drafted) == 24
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_memory_that_is_planned_is_what_is_allocated(folders: dict[str, Path], family: str) -> None:
+    with load(folders["target"], folders[family], max_context=100) as engine:
+        resources, plan = engine.resources, engine.resources.plan
+        held = [*resources.found.model.parameters(), *resources.found.network.parameters()]  # type: ignore[union-attr]
+        assert plan.weights == sum(p.nbytes for p in held)
+        drafts = sum(data.nbytes for data in resources._draft_cache.tensors)
+        assert plan.draft_cache + plan.rings == drafts and (plan.rings > 0) == (family != "llama")
+        read = engine.bytes_read(50) - engine.using(draft_tokens=0).bytes_read(50)
+        model, spec = resources.found.network.language, resources._draft_cache.spec  # type: ignore[union-attr]
+        assert read == sum(model.bytes_read + spec.bytes_read(50 + i) for i in range(5))  # 5 drafts where nobody says
+
+
 # -------------------------------------------------------------------------------------------------------------- state
 
 
