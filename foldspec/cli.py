@@ -159,8 +159,15 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
     method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
     method.add_argument("--steps", type=int, metavar="K", help="denoising steps of a diffusion drafter; default: 1")
-    method.add_argument("--confidence", type=float, metavar="X", help="reveal all places that are surer, in any step")
-    method.add_argument("--entropy-bound", type=float, metavar="X", help="reveal as many as this bounds, in nats")
+    method.add_argument(
+        "--confidence",
+        type=float,
+        metavar="X",
+        help="reveal all places that are surer; order: dynamic_top1, or dynamic",
+    )
+    method.add_argument(
+        "--entropy-bound", type=float, metavar="X", help="reveal places within so many nats; default order: entropy"
+    )
     method.add_argument("--order", metavar="NAME", help=", ".join(ORDERS))
     method.add_argument("--q-mode", metavar="NAME", help="law of a draft: exact (default), reveal_step, point_mass")
     add_engine(generate)

@@ -13,8 +13,8 @@ __all__ = ["AcceptanceRule"]
 
 
 class AcceptanceRule(ABC):
-    """``lossless`` states whether the output's law is the target's own, ``uses_q`` whether it is only if each draft
-    was drawn from the law that it is held with."""
+    """``lossless`` states whether the output's law is the target's own, ``uses_q`` whether what it says of
+    its law takes each draft to follow the law that the draft is held with."""
 
     lossless: bool
     uses_q: bool = True

@@ -16,6 +16,7 @@ __all__ = ["Typical"]
 
 class Typical(Relaxed):
     lossless = False
+    uses_q = False
 
     def __init__(self, epsilon: float = 0.09, factor: float = 0.3) -> None:
         self._epsilon, self._factor = epsilon, factor
