@@ -179,10 +179,15 @@ class MaskedDiffusion(LanguageDrafter):
     def propose(
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
     ) -> list[Proposal]:
+        # a place beyond the model's last position is none that it was made for
+        counts = [
+            min(budget, self.max_drafts, self.model.max_positions - 1 - start)
+            for budget, start in zip(budgets, anchors.starts, strict=True)
+        ]
         drafts = {
-            i: _Draft(self, request, token, min(budgets[i], self.max_drafts), noises[i])
-            for i, (request, token) in enumerate(zip(anchors.requests, tokens, strict=True))
-            if min(budgets[i], self.max_drafts) > 0
+            i: _Draft(self, anchors.requests[i], tokens[i], count, noises[i])
+            for i, count in enumerate(counts)
+            if count > 0
         }
         while going := [draft for draft in drafts.values() if not draft.canvas.done]:
             for together in _passes(going):

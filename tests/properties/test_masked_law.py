@@ -55,7 +55,7 @@ class ToyCache:
 
 
 class ToyLanguage(TableModel):
-    vocabulary = IDS + 1
+    vocabulary, max_positions = IDS + 1, 1000
 
     @property
     def head_weight(self) -> torch.Tensor:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from foldspec.cache.rows import Rows
 from foldspec.effort import Effort
 from foldspec.noise import Noise
+from foldspec.sampling import DraftSampling
 
 
 def followed(bench: Bench, trace: torch.Tensor, prompt: int) -> None:
@@ -160,3 +161,54 @@ def test_a_prefix_is_shared_unless_the_grid_is_another(kind: str, tmp_path: Path
 def network_bench(bench: Bench, **method: Any) -> Bench:
     """Another method over the same weights and cache."""
     return Bench(None, MANY, 6, like=bench, **method)
+
+
+# --------------------------------------------------------------------------------------------------- ids and positions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_neither_the_mask_nor_what_the_target_lacks_is_proposed(
+    kind: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the network gives just those nearly all probability."""
+    effort = Effort(steps=2, order="static")
+    bench = bench_of(kind, tmp_path, sampling=DraftSampling(temperature, effort=effort))
+    bench.drafter.vocabulary = vocabulary = 300 if "llama" not in kind else 100
+    language = bench.network.language
+    forward = language.forward
+
+    def bent(*arguments: Any) -> Any:
+        output = forward(*arguments)
+        output.logits[:, bench.network.mask_id] += 100
+        output.logits[:, vocabulary:] += 90
+        return output
+
+    monkeypatch.setattr(language, "forward", bent)
+    bench.drafter.open(0)
+    bench.absorb([1, 2, 3, 4, 5])
+    proposal = bench.propose(6, 6)
+    assert len(proposal.tokens) == 6 and bench.network.mask_id not in proposal.tokens
+    assert all(0 <= token < vocabulary for token in proposal.tokens)
+    if temperature:
+        last = [proposal.law(i) for i in range(6) if proposal.law(i).token is None]
+        assert last and all(law.prob(bench.network.mask_id) == 0 == law.prob(vocabulary) for law in last)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_that_only_the_target_has(kind: str, tmp_path: Path) -> None:
+    """Its table may be longer: what the drafter lacks is read as its last id."""
+    bench, last = bench_of(kind, tmp_path), 127 if "llama" in kind else 511
+    ids = tiny.prompt(14, 100, seed=8)
+    beyond, known = [*ids[:6], last + 1, *ids[6:]], [*ids[:6], last, *ids[6:]]
+    assert bench.draft(beyond, 5, 0) == bench.draft(known, 5, 1)
+    assert bench.drafter.ids(0, 0) == beyond[:-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_position_ends_a_draft(kind: str, tmp_path: Path) -> None:
+    bench = bench_of(kind, tmp_path)
+    bench.network.language.max_positions = 20
+    text = tiny.prompt(20, 100, seed=8)
+    for length, count in ((13, 6), (14, 6), (15, 5), (19, 1), (20, 0)):
+        assert len(bench.draft(text[:length], 6, length)) == count
