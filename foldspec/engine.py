@@ -361,9 +361,11 @@ class Engine:
     def notices(self) -> tuple[str, ...]:
         """What a user should be told about how this engine runs, a line each."""
         own: tuple[str, ...] = ()
+        if self.method.prefix_cache == "approximate":
+            own = ("the drafter's prefix is approximate: computed once a round, beside a canvas of masks",)
         if self.method.q_mode != self._asked.q_mode:
             what = f"with the order {self.method.order} the drawn tokens decide which step is the last"
-            own = (f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}",)
+            own = (*own, f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}")
         return (*self._resources.found.notices, *self._resources.kernels.notices, *own)
 
     def close(self) -> None:

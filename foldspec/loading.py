@@ -197,11 +197,11 @@ def _registered(name: str) -> Source:
 def check_kind(drafter: Source) -> None:
     """Raises :class:`CheckpointError` for a drafter of the registry of a kind that is not built."""
     if drafter.kind is not None and drafter.kind not in KINDS:
-        raise CheckpointError(
-            f"is a drafter of the kind {drafter.kind}, which this version does not run",
-            where=drafter.name,
-            do="--drafter lookup or --drafter none need no drafter's weights",
-        )
+        what, do = "which this version does not run", "--drafter lookup or --drafter none need no drafter's weights"
+        if drafter.kind == "adapter":
+            what += " from the hub (format unverified)"
+            do = f"name the folder that holds its adapter_config.json with --drafter; {do}"
+        raise CheckpointError(f"is a drafter of the kind {drafter.kind}, {what}", where=drafter.name, do=do)
 
 
 def _foresee(target: Source, drafter: Source | None, options: EngineOptions, kernels: Kernels) -> None:
@@ -228,7 +228,7 @@ def _fit(
     _check_shapes(model, target.weights, model.parameter_name)
     if drafter is None:
         return model, None
-    network = make_network(drafter.config, tuple(drafter.weights.entries), kernels)
+    network = make_network(drafter.config, drafter.weights.shapes, kernels)
     if not folded:
         check_pair(
             network.facts,
@@ -238,6 +238,7 @@ def _fit(
             vocabulary=model.vocabulary,
         )
     _check_shapes(network, drafter.weights, network.parameter_name, network.integer)
+    network.fit(model)
     return model, network
 
 
@@ -346,7 +347,7 @@ def _find(source: Source, options: EngineOptions, progress: Progress | None, pee
     if source.embedded:
         folder = embedded_path(source.embedded, cache_dir=options.cache_dir, offline=options.offline, progress=progress)
         label: dict[str, str | None] = {"name": source.embedded, "revision": None}
-        return Checkpoint(folder, ModelConfig.read(folder), read_headers(folder), label)
+        return Checkpoint(folder, *_opened(folder), label)
     assert source.repo is not None
     weights = None
     if peeking:
@@ -354,7 +355,16 @@ def _find(source: Source, options: EngineOptions, progress: Progress | None, pee
     else:
         found = resolve(source.repo, revision=source.revision, offline=options.offline, progress=progress)
     label = {"name": source.repo, "revision": found.revision}
-    return Checkpoint(found.path, ModelConfig.read(found.path), weights or read_headers(found.path), label)
+    return Checkpoint(found.path, *_opened(found.path, weights), label)
+
+
+def _opened(folder: Path, weights: Weights | None = None) -> tuple[ModelConfig, Weights]:
+    """The config and the tensors of a folder: of an adapter, where it has one, the architecture is its type."""
+    if not (folder / "adapter_config.json").is_file() or weights is not None:
+        return ModelConfig.read(folder), weights or read_headers(folder)
+    config = ModelConfig.read(folder, "adapter_config.json")
+    values = {**config.values, "architectures": [f"PEFT {config.get('peft_type', str)}"]}
+    return ModelConfig(values, config.where, folder), read_headers(folder, stem="adapter_model")
 
 
 def _known(source: Source) -> Checkpoint:

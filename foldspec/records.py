@@ -37,14 +37,14 @@ L = TypeVar("L", bound=_HasPoint)  # a law: ``foldspec.laws.Law``, which brings 
 class DrafterFacts:
     """What a drafter's checkpoint says of the target that it was made for. ``where`` names the checkpoint in errors.
 
-    ``taps`` are 0-based layer indices; ``width``, ``target_layers`` and ``mask_id`` are None where the format asks for
-    none. ``padding``: by how many rows tables of one and the same vocabulary may differ; the tokenizers are compared
-    where that is not 0.
+    ``taps`` are 0-based layer indices; ``width``, ``vocabulary``, ``target_layers`` and ``mask_id`` are None where the
+    format asks for none. ``padding``: by how many rows tables of one and the same vocabulary may differ; the tokenizers
+    are compared where that is not 0.
     """
 
     where: str
     width: int | None
-    vocabulary: int
+    vocabulary: int | None
     taps: tuple[int, ...]
     target_layers: int | None
     mask_id: int | None

@@ -16,6 +16,7 @@ import torch
 
 from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.recurrent import RECORDED
+from foldspec.checkpoints.registry import Pair
 from foldspec.context import coverage_of, make_method
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, DrafterNetwork, Host, NoDrafter, Room
@@ -302,7 +303,7 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
     method = dataclasses.replace(
-        _with_effort(method, network),
+        _with_effort(method, network, entry),
         context=context,
         draft_tokens=drafts,
         window=method.window or (entry.window if entry else None) or WINDOW,
@@ -313,19 +314,24 @@ def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     return method if network is None else network.filled(method)
 
 
-def _with_effort(method: MethodOptions, network: DrafterNetwork | None) -> MethodOptions:
-    """The method with the order and the ``q_mode`` that run. Raises :class:`UsageError` for an effort that means
-    nothing to the drafter; to plain decoding none does, and any goes."""
+def _with_effort(method: MethodOptions, network: DrafterNetwork | None, entry: Pair | None) -> MethodOptions:
+    """The method with the pair's own effort where it gives none, and the order and the ``q_mode`` that run. Raises
+    :class:`UsageError` for an effort that means nothing to the drafter; to plain decoding none does, and any goes."""
     takes, effort = network.efforts if network else frozenset(), method.effort
     for name in ("steps", "confidence", "entropy_bound", "order"):
         value = getattr(method, name)
         if value is not None and name not in takes and (name, value) != ("steps", 1) and method.draft_tokens != 0:
             what = network.no_effort if network else "is for a drafter with a network"
             raise UsageError(what, where=name, do="leave it out")
-    if network is None or "order" not in takes:
+    if network is None or not takes:
         return method
-    effort = effort.filled(network.order).settled(drawn=method.draft_temperature > 0)
-    return dataclasses.replace(method, order=effort.order, q_mode=effort.q_mode)
+    if entry is not None and not effort.thresholded:
+        left = takes & ({"steps", "order"} if effort.steps or effort.order else set(vars(entry.effort)))
+        own = {name: vars(entry.effort)[name] for name in left if getattr(effort, name) is None}
+        effort = dataclasses.replace(effort, **own)
+    if "order" in takes:
+        effort = effort.filled(network.order).settled(drawn=method.draft_temperature > 0)
+    return dataclasses.replace(method, **vars(effort))
 
 
 def pick_device(name: str) -> torch.device:

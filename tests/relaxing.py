@@ -41,7 +41,7 @@ def linear(*shares: float) -> ByHand:
 def mixture_argmax(share: float) -> ByHand:
     def parts(p: Probs, raw: Probs, q: Probs, row: int) -> Parts:
         mixed = [(1 - share) * a + share * b for a, b in zip(raw, q, strict=True)]
-        best = [float(i == max(range(IDS), key=lambda j: (mixed[j], -j))) for i in range(IDS)]
+        best = [float(i == max(range(len(p)), key=lambda j: (mixed[j], -j))) for i in range(len(p))]
         stays = [a * b for a, b in zip(q, best, strict=True)]
         return stays, [(1 - sum(stays)) * a for a in best]
 
@@ -71,12 +71,12 @@ def cactus(delta: float, divergence: str = "taylor", *, verifier: bool = False) 
         return min(1.0, a + steps[divergence])
 
     def parts(p: Probs, raw: Probs, q: Probs, row: int) -> Parts:
-        stays, falls = [0.0] * IDS, [0.0] * IDS
-        for y in range(IDS):
+        stays, falls = [0.0] * len(p), [0.0] * len(p)
+        for y in range(len(p)):
             g = raised(p[y])
             stays[y] = min(q[y], g)
             if q[y] > stays[y]:
-                h = [g if v == y else p[v] * (1 - g) / (1 - p[y]) for v in range(IDS)]
+                h = [g if v == y else p[v] * (1 - g) / (1 - p[y]) for v in range(len(p))]
                 for v, mass in enumerate(left(p if verifier else h, q)):
                     falls[v] += (q[y] - stays[y]) * mass
         return stays, falls
@@ -88,8 +88,8 @@ def typical(epsilon: float = 0.09, factor: float = 0.3) -> ByHand:
     def parts(p: Probs, raw: Probs, q: Probs, row: int) -> Parts:
         least = min(epsilon, factor * math.exp(-sum(special.entr(a) for a in p)))
         stays = [b if a > least else 0.0 for a, b in zip(p, q, strict=True)]
-        best = max(range(IDS), key=lambda i: (p[i], -i))
-        return stays, [(1 - sum(stays)) * (i == best) for i in range(IDS)]
+        best = max(range(len(p)), key=lambda i: (p[i], -i))
+        return stays, [(1 - sum(stays)) * (i == best) for i in range(len(p))]
 
     return parts
 

@@ -60,8 +60,8 @@ class Weights:
         return {name: entry.dtype for name, entry in self.entries.items()}
 
 
-def read_headers(folder: Path, read: Reader | None = None) -> Weights:
-    """Headers of ``model.safetensors``, or of the shards of ``model.safetensors.index.json``.
+def read_headers(folder: Path, read: Reader | None = None, stem: str = "model") -> Weights:
+    """Headers of ``model.safetensors``, or of the shards of ``model.safetensors.index.json``; or with another ``stem``.
 
     ``read`` gives the tensors of a file that lies elsewhere; the index is read from ``folder`` all the same.
     Raises :class:`CheckpointError`: no such files, truncated or trailing bytes, malformed or overlapping entries,
@@ -69,15 +69,15 @@ def read_headers(folder: Path, read: Reader | None = None) -> Weights:
     """
     folder = Path(folder)
     read = read or _reader(folder)
-    index = folder / "model.safetensors.index.json"
-    single = read("model.safetensors")
+    index = folder / f"{stem}.safetensors.index.json"
+    single = read(f"{stem}.safetensors")
     if single is not None:
         return Weights(folder, single)
     if index.exists():
         return Weights(folder, _read_shards(folder, index, read))
     pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)]
     do = f"convert {pickles[0]} to safetensors (pickles are not read)" if pickles else "check the folder"
-    raise CheckpointError("holds no model.safetensors or model.safetensors.index.json", where=str(folder), do=do)
+    raise CheckpointError(f"holds no {stem}.safetensors or {stem}.safetensors.index.json", where=str(folder), do=do)
 
 
 def _reader(folder: Path) -> Reader:

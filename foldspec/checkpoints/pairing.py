@@ -28,7 +28,7 @@ def check_pair(drafter: DrafterFacts, *, target: str, width: int, layers: int, v
         raise refuse(f"it was made for hidden size {drafter.width}, the target has {width}")
     if drafter.target_layers is not None and drafter.target_layers != layers:
         raise refuse(f"it was made for {drafter.target_layers} layers, the target has {layers}")
-    if abs(drafter.vocabulary - vocabulary) > drafter.padding:
+    if drafter.vocabulary is not None and abs(drafter.vocabulary - vocabulary) > drafter.padding:
         raise refuse(f"it was made for {drafter.vocabulary} ids, the target has {vocabulary}")
     taps = drafter.taps
     if any(b <= a for a, b in pairwise(taps)):

@@ -168,9 +168,9 @@ def find(name: str, path: Path | None = None) -> Pair:
 
 def named(ref: str) -> Source:
     """What a user named with ``--target`` or ``--drafter``: a checkpoint that needs no hub by its name in the registry,
-    else a folder or a hub id. A folder of that name comes first."""
+    else a folder or a hub id. A folder of that name comes first. An adapter's files do not say that they are one."""
     known = load_registry().checkpoints.get(ref)
-    if known is not None and known.embedded and not os.path.isdir(os.path.expanduser(ref)):
+    if known is not None and (known.embedded or known.kind == "adapter") and not os.path.isdir(os.path.expanduser(ref)):
         return known
     return Source(repo=ref)
 

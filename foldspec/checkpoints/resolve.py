@@ -208,6 +208,8 @@ def _cached(repo: str, revision: str | None, cache_dir: Path | None) -> Resolved
 
 def _complete(folder: Path) -> bool:
     """Whether a download that was killed left nothing out. Older hub libraries keep no list that would tell."""
+    if (folder / "adapter_config.json").exists():
+        return (folder / "adapter_model.safetensors").exists()
     index = folder / "model.safetensors.index.json"
     if not (folder / "config.json").exists():
         return False

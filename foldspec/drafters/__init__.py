@@ -19,6 +19,7 @@ KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffus
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
+    "PEFT LORA": "foldspec.drafters.adapter:AdapterNetwork",
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",

@@ -114,6 +114,9 @@ class DrafterNetwork(nn.Module, ABC):
         """Its caches, shared by all drafters of these weights: for :meth:`bind` alone. They have a ``check()`` for
         debug mode."""
 
+    def fit(self, target: LanguageModel) -> None:
+        """Look at the target's modules before any weight is read. Raises :class:`PairError`."""
+
     @abstractmethod
     def check(self, target: LanguageModel) -> None:
         """Look at the loaded weights once. Raises :class:`CheckpointError`."""

@@ -35,6 +35,7 @@ class LanguageNetwork(DrafterNetwork):
 
     verdict: ClassVar[str] = "the drafter's vocabulary is the target's"
     reads_context: ClassVar[bool] = False
+    no_effort: str = "the drafter decodes one token after another: --draft-tokens says how many"
 
     def __init__(self, language: LanguageModel, where: str, mask_id: int | None = None) -> None:
         super().__init__()

@@ -28,13 +28,13 @@ class ModelConfig:
         self.values, self.where, self.folder = values, where, folder
 
     @classmethod
-    def read(cls, folder: Path) -> ModelConfig:
+    def read(cls, folder: Path, name: str = "config.json") -> ModelConfig:
         """Read ``folder/config.json``. Raises :class:`CheckpointError`."""
-        path = Path(folder) / "config.json"
+        path = Path(folder) / name
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise CheckpointError("no config.json", where=str(folder), do="name a checkpoint folder") from None
+            raise CheckpointError(f"no {name}", where=str(folder), do="name a checkpoint folder") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"cannot be read as JSON ({error})", where=str(path)) from None
         if not isinstance(values, dict):

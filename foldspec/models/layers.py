@@ -93,14 +93,19 @@ class Matrix(nn.Module):
 
 
 class Linear(Matrix):
-    """x [n, in] -> plus + x W^T + b [n, out]."""
+    """x [n, in] -> plus + x W^T + b [n, out]. ``more``, if there is one, adds to that in place: an adapter."""
+
+    more: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     def __init__(self, width_in: int, width_out: int, kernels: Kernels, *, bias: bool = False) -> None:
         super().__init__(width_out, width_in, kernels)
         self.bias = parameter(width_out) if bias else None
 
     def forward(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
-        return self.product(x, self.bias, plus)
+        out = self.product(x, self.bias, plus)
+        if self.more is not None:
+            self.more(x, out)
+        return out
 
 
 class Embedding(Matrix):
@@ -163,7 +168,11 @@ class Stack:
             return [part(x) for part in self._parts[first:]]
         weight, bias = self._joined[first]
         whole = self._parts[0]._kernels.linear(x, weight, bias, packed=self._parts[0].packed)
-        return whole.split_with_sizes(self._widths[first:], 1)
+        products = whole.split_with_sizes(self._widths[first:], 1)
+        for part, product in zip(self._parts[first:], products, strict=True):
+            if part.more is not None:
+                part.more(x, product)
+        return products
 
 
 def join(module: nn.Module, held: torch.dtype, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -19,17 +19,20 @@ __all__ = ["CAUSAL", "FULL", "Mask", "grid"]
 @dataclass(frozen=True)
 class Mask:
     """``block``: positions of a block, whose rows read one another and everything before; None: the rows of a forward
-    are one block."""
+    are one block. ``causal``: so many of the first rows are none of that block, and read nothing behind themselves."""
 
     block: int | None
+    causal: int = 0
 
     def spans(self, start: int, count: int, window: int | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """``first`` and ``last`` of each of ``count`` rows from position ``start`` on. With a ``window``, a row reads
         its block and the ``window - 1`` entries before that."""
-        end, block = start + count, self.block
-        begins = [start if block is None else p // block * block for p in range(start, end)]
-        first = tuple(0 if window is None else max(0, begin - window + 1) for begin in begins)
-        return first, tuple(end if block is None else min(begin + block, end) for begin in begins)
+        alone, block, end = start + self.causal, self.block, start + count
+        begins = list(range(start, min(alone, end)))
+        begins += [alone if block is None else p // block * block for p in range(alone, end)]
+        sizes = [1] * min(self.causal, count) + [count if block is None else block] * max(0, end - alone)
+        lasts = [min(begin + size, end) for begin, size in zip(begins, sizes, strict=True)]
+        return tuple(0 if window is None else max(0, begin - window + 1) for begin in begins), tuple(lasts)
 
 
 CAUSAL = Mask(1)
