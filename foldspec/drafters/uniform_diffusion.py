@@ -75,23 +75,26 @@ class UniformDiffusion(LanguageDrafter):
 
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
         """What a round commits is encoded with the anchor of the next: one pass a round. A prompt is encoded now."""
+        long: dict[int, Sequence[int]] = {}
         for request, _, ids in self.lacking(rows, tokens):
             if self.held(request) - self.encoded(request) + len(ids) > self.max_drafts:
-                self._encode([request])
-                self._encode([request], [ids])
+                long[request] = ids
             else:
                 self._ids[request] += ids
+        self._encode([request for request in long if self.encoded(request) < self.held(request)])
+        self._encode(list(long), list(long.values()))
 
     def _encode(self, requests: Sequence[int], more: Sequence[Sequence[int]] = ()) -> None:
         """One pass over what waits of each request, and ids after it."""
-        pieces: list[list[int]] = []
-        for i, request in enumerate(requests):
-            held, first = self._ids[request], self.encoded(request)
-            pieces.append([*held[first:], *(more[i] if more else ())])
-            del held[first:]
-        rows = Rows.of(requests, [self.held(request) for request in requests], [len(piece) for piece in pieces])
-        if rows.total:
-            self.run(rows, [token for piece in pieces for token in piece], head_rows=())
+        if not requests:
+            return
+        starts = [self.encoded(request) for request in requests]
+        waiting = [self._ids[request][start:] for request, start in zip(requests, starts, strict=True)]
+        pieces = [[*own, *(more[i] if more else ())] for i, own in enumerate(waiting)]
+        rows = Rows.of(requests, starts, [len(piece) for piece in pieces])
+        self.run(rows, [token for piece in pieces for token in piece], head_rows=())
+        for request, start, own in zip(requests, starts, waiting, strict=True):
+            del self._ids[request][start : start + len(own)]  # they have come once more, with the others
 
     def propose(
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]

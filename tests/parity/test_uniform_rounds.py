@@ -26,7 +26,7 @@ from foldspec.models.config import ModelConfig
 from foldspec.options import EngineOptions, MethodOptions
 from foldspec.resources import filled_in
 
-VOCABULARY, LENGTH = 5, 12
+VOCABULARY, LENGTH = 5, 8
 PAIR = "gemma-4-31b-diffusiongemma"
 
 
@@ -35,7 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """So few ids that a random drafter is often right; windows of 4 and 5, chunks that straddle them."""
     into = tmp_path_factory.mktemp("uniform")
     target = gemma.write_target(into / "target", vocab_size=VOCABULARY)
-    drafter = diffusion.write(into / "drafter", vocab_size=VOCABULARY + 3, num_hidden_layers=3, layer_types=None)
+    drafter = diffusion.write(into / "drafter", vocab_size=VOCABULARY + 3, num_hidden_layers=2, layer_types=None)
     settings = {"page_size": 16, "prefill_chunk": 11, "max_context": 128, "max_batch": 20, "debug": True}
     with Engine.load(target=str(target), drafter=str(drafter), threads=1, **settings) as found:
         yield found
