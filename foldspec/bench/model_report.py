@@ -74,8 +74,8 @@ METHODS: list[Column] = [
 LEGEND = (
     "d_K: mean total variation of the target's law and the drafter's over judged drafts at lambda 0 [95% interval "
     "over requests]; change: from the fewest steps; by counts: accepted / (accepted + rejections)",
-    "passes: of the drafter in a round, mean, which is the K of the fit: a draft over two of its blocks takes more than "
-    "K, a short one fewer",
+    "passes: of the drafter in a round, mean, which is the K of the fit: a draft over two of its blocks takes more "
+    "than K, a short one fewer",
     "model: mu = 1 - (1 - lambda) d_K for exact and linear, else the mean chance of the method's own drafts (own) or "
     "their counts; tokens a round = sum of mu^j, j = 0 .. B; tokens/s = that over c_d + c_v, c_d = a + b K drafting, "
     "c_v the rest of a round",

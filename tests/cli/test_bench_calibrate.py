@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 from cli.command import PAIR, Result, main, pair_words, refused
 from masked import write_masked_llama
 
+from foldspec.acceptance.exact import Exact
 from foldspec.bench.schema import check
 from foldspec.bench.throughput import rate_from_counts, tokens_a_round
+from foldspec.drafters.dflash import DFlash
+from foldspec.models.llama import Llama
 
 DRAWN = "full:draft_temperature=1"
 METHODS = (DRAWN, f"{DRAWN}:accept=linear:leniency=0.4", f"{DRAWN}:accept=linear:leniency=1", "lookup")
@@ -82,7 +86,7 @@ def test_d_and_both_estimates_are_those_of_what_was_kept(whole: tuple[dict[str, 
     assert profile["accept_by_counts"] == rate_from_counts(counts)
     for each in judged:  # accepted ones and the first that fell, of those that were not cut
         assert len(each["tv"]) == min(each["accepted"] + 1, each["drafted"]) and each["drafted"] <= DRAFTS
-        assert not each["whole"] or each["drafted"] == DRAFTS
+        assert each["whole"] == (each["drafted"] == DRAFTS)
     assert 0 < sum(not each["whole"] for each in judged) < len(judged)
 
 
@@ -177,6 +181,30 @@ def test_at_temperature_0_it_is_said_what_d_then_is(tmp_path: Path) -> None:
     (profile,), (row,) = report["profiles"], report["methods"]
     assert profile["accept_by_tv"] == pytest.approx(profile["accept_by_counts"]) and row["spent"] == 0
     assert "temperature 0: the target's laws are point masses" in bench(["full"], "--out", tmp_path, "--resume").out
+
+
+@pytest.mark.parametrize(
+    ("slow", "where"),
+    [("draft", (DFlash, "propose")), ("target", (Llama, "forward")), ("other", (Exact, "judge"))],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_each_part_of_a_round_is_timed_as_itself(
+    slow: str, where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the three is held up for 30 ms a round."""
+    kind, method = where
+    original = getattr(kind, method)
+
+    def late(*args: Any, **how: Any) -> Any:
+        time.sleep(0.03)
+        return original(*args, **how)
+
+    monkeypatch.setattr(kind, method, late)
+    report = bench(["full"], "--limit", 1, "--max-new", 8, "--format", "json").json["calibration"]
+    (profile,), (row,) = report["profiles"], report["methods"]
+    parts = {part: profile[f"{part}_ms_median"] for part in ("draft", "target", "other")}
+    assert parts[slow] >= 30 and max(parts, key=lambda part: parts[part]) == slow
+    assert row["draft_ms"] == parts["draft"] and (row["verify_ms"] >= 30) == (slow != "draft")
 
 
 @pytest.fixture(scope="module")
