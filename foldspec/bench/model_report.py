@@ -43,7 +43,7 @@ PROFILES: list[Column] = [
     ("task", lambda row: str(row["task"])),
     ("length", lambda row: str(row["length"])),
     ("run", lambda row: str(row["run"])),
-    ("K", _steps),
+    ("passes", _steps),
     ("judged", lambda row: str(row["judged"])),
     ("d_K", _with_interval("d")),
     ("change", _with_interval("d_change")),
@@ -58,7 +58,7 @@ METHODS: list[Column] = [
     ("length", lambda row: str(row["length"])),
     ("method", lambda row: str(row["method"]) if row["lossless"] else f"{row['method']} (lossy)"),
     ("n", lambda row: str(row["n"])),
-    ("K", _steps),
+    ("passes", _steps),
     ("B", _number("drafts", 1)),
     ("lambda", _leniency),
     ("c_d ms", _cost),
@@ -74,6 +74,8 @@ METHODS: list[Column] = [
 LEGEND = (
     "d_K: mean total variation of the target's law and the drafter's over judged drafts at lambda 0 [95% interval "
     "over requests]; change: from the fewest steps; by counts: accepted / (accepted + rejections)",
+    "passes: of the drafter in a round, mean, which is the K of the fit: a draft over two of its blocks takes more "
+    "than K, a short one fewer",
     "model: mu = 1 - (1 - lambda) d_K for exact and linear, else the mean chance of the method's own drafts (own) or "
     "their counts; tokens a round = sum of mu^j, j = 0 .. B; tokens/s = that over c_d + c_v, c_d = a + b K drafting, "
     "c_v the rest of a round",

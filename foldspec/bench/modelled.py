@@ -202,6 +202,7 @@ def _draft_ms(records: Sequence[Record]) -> float:
 
 
 def _steps(records: Sequence[Record]) -> float:
-    """K, the mean over whole rounds that drafted. (Asked for more than there are places, a drafter takes fewer.)"""
+    """Passes of the drafter, the mean over whole rounds that drafted. Asked for more than there are places a drafter
+    takes fewer, and a draft that reaches into another of its blocks takes more."""
     steps = [each["steps"] for each in _whole(records) if each["drafted"]]
     return metrics.mean(steps) if steps else 1.0

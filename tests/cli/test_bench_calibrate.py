@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import Result, main, pair_words, refused
+from cli.command import PAIR, Result, main, pair_words, refused
+from masked import write_masked_llama
 
+from foldspec.acceptance.exact import Exact
 from foldspec.bench.schema import check
 from foldspec.bench.throughput import rate_from_counts, tokens_a_round
-from foldspec.drafters.dflash import DFlash, DFlashNetwork
-from foldspec.records import Proposal
+from foldspec.drafters.dflash import DFlash
+from foldspec.models.llama import Llama
 
 DRAWN = "full:draft_temperature=1"
 METHODS = (DRAWN, f"{DRAWN}:accept=linear:leniency=0.4", f"{DRAWN}:accept=linear:leniency=1", "lookup")
@@ -83,7 +86,7 @@ def test_d_and_both_estimates_are_those_of_what_was_kept(whole: tuple[dict[str, 
     assert profile["accept_by_counts"] == rate_from_counts(counts)
     for each in judged:  # accepted ones and the first that fell, of those that were not cut
         assert len(each["tv"]) == min(each["accepted"] + 1, each["drafted"]) and each["drafted"] <= DRAFTS
-        assert not each["whole"] or each["drafted"] == DRAFTS
+        assert each["whole"] == (each["drafted"] == DRAFTS)
     assert 0 < sum(not each["whole"] for each in judged) < len(judged)
 
 
@@ -180,34 +183,69 @@ def test_at_temperature_0_it_is_said_what_d_then_is(tmp_path: Path) -> None:
     assert "temperature 0: the target's laws are point masses" in bench(["full"], "--out", tmp_path, "--resume").out
 
 
-def test_a_drafter_that_takes_steps_is_fitted_at_every_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a diffusion drafter: K passes in place of one."""
-    propose = DFlash.propose
+@pytest.mark.parametrize(
+    ("slow", "where"),
+    [("draft", (DFlash, "propose")), ("target", (Llama, "forward")), ("other", (Exact, "judge"))],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_each_part_of_a_round_is_timed_as_itself(
+    slow: str, where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the three is held up for 30 ms a round."""
+    kind, method = where
+    original = getattr(kind, method)
 
-    def in_steps(self: DFlash, *args: Any) -> list[Proposal]:
-        count = self._sampling.effort.steps or 1
-        for _ in range(count):
-            proposals = propose(self, *args)
-        for each in proposals:
-            object.__setattr__(each, "steps", count)
-        return proposals
+    def late(*args: Any, **how: Any) -> Any:
+        time.sleep(0.03)
+        return original(*args, **how)
 
-    monkeypatch.setattr(DFlashNetwork, "efforts", frozenset({"steps"}))
-    monkeypatch.setattr(DFlash, "propose", in_steps)
-    sweep = ["full:steps=2", "full:steps=3:accept=linear:leniency=0.5"]
-    done = bench(sweep, "--format", "json", "--limit", 1)
+    monkeypatch.setattr(kind, method, late)
+    report = bench(["full"], "--limit", 1, "--max-new", 8, "--format", "json").json["calibration"]
+    (profile,), (row,) = report["profiles"], report["methods"]
+    parts = {part: profile[f"{part}_ms_median"] for part in ("draft", "target", "other")}
+    assert parts[slow] >= 30 and max(parts, key=lambda part: parts[part]) == slow
+    assert row["draft_ms"] == parts["draft"] and (row["verify_ms"] >= 30) == (slow != "draft")
+
+
+@pytest.fixture(scope="module")
+def masked_pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same target with a masked drafter of random weights, which denoises in as many steps as one asks for."""
+    shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 2048}
+    folder = write_masked_llama(tmp_path_factory.mktemp("masked") / "drafter", **shape)
+    return ["--target", str(PAIR / "target"), "--drafter", str(folder)]
+
+
+def test_a_drafter_that_takes_steps_is_fitted_at_every_k(masked_pair: list[str]) -> None:
+    """Each K of the fit once, though two methods share them; a method's own K joins in; each way of judging has its own
+    d, and a threshold no K of its own, but a mean of passes."""
+    base = "full:draft_temperature=1"
+    sweep = [f"{base}:steps=2:q_mode=reveal_step", f"{base}:steps=3:q_mode=reveal_step:accept=linear:leniency=0.5"]
+    sweep += [f"{base}:confidence=0.05"]
+    words = ("--methods", ",".join(sweep), "--calibrate", "--draft-tokens", 4, "--temperature", 1, "--limit", 1)
+    done = main("bench", *masked_pair, *SMALL, *words, "--format", "json")
     assert done.code == 0, done
     check(done.json)
-    report = done.json["calibration"]
-    by_run = {row["run"]: row for row in report["profiles"]}
-    assert list(by_run) == [f"full, K {k}" for k in (1, 2, 4, 8, 3)]
-    assert [row["steps"] for row in by_run.values()] == [1, 2, 4, 8, 3]
-    costs = [by_run[f"full, K {k}"]["draft_ms_median"] for k in (1, 2, 4, 8)]
-    assert costs == sorted(costs)
-    for label, k in zip(sweep, (2, 3), strict=True):
-        row = rows(done.json)[label]
-        assert row["profile"] == f"full, K {k}" and row["steps"] == k and row["b_fitted"] and row["b_ms"] > 0
-        assert row["draft_ms"] == row["a_ms"] + k * row["b_ms"]
-        assert row["d"] == by_run[row["profile"]]["d"]
-    # all of them drafted the same, whatever K: so d does not change
-    assert all(row["d_change"] in (None, 0.0) for row in by_run.values())
+    report, found = done.json["calibration"], rows(done.json)
+    runs = {row["run"]: row for row in report["profiles"]}
+    revealed = [f"{base}:q_mode=reveal_step, K {k}" for k in (1, 2, 4, 8)]
+    exact = [f"{base}, K {k}" for k in (1, 2, 4, 8)]
+    assert set(runs) == {*revealed, *exact, f"{base}:q_mode=reveal_step, K 3", f"{base}:confidence=0.05, adaptive"}
+    passes = [runs[name]["steps"] for name in revealed]  # a draft over two of the drafter's blocks takes more than K
+    assert passes[0] >= 1 and passes[0] < passes[1] < passes[2] <= passes[3] == 4  # and one of four places no eight
+    assert runs[revealed[2]]["draft_ms_median"] > runs[revealed[0]]["draft_ms_median"]
+    for label, k in zip(sweep[:2], (2, 3), strict=True):
+        row = found[label]
+        assert row["profile"] == f"{base}:q_mode=reveal_step, K {k}" and row["drafts"] == 4
+        steps = row["steps"]
+        assert steps == runs[row["profile"]]["steps"] > 1 and row["b_fitted"] and row["b_ms"] > 0
+        assert row["draft_ms"] == pytest.approx(row["a_ms"] + steps * row["b_ms"])
+        assert row["d"] == runs[row["profile"]]["d"] and not row["lossless"]
+    adaptive = found[sweep[2]]
+    assert adaptive["profile"] == f"{base}:confidence=0.05, adaptive" and adaptive["lossless"]
+    assert 1 <= adaptive["steps"] <= 4 and adaptive["b_fitted"]
+    assert adaptive["draft_ms"] == pytest.approx(adaptive["a_ms"] + adaptive["steps"] * adaptive["b_ms"])
+    for name in (*revealed[1:], *exact[1:]):
+        low, high = runs[name]["d_change_ci"]
+        assert low <= runs[name]["d_change"] <= high
+    # a point mass in place of the law that a draft was drawn from: one step alone is judged alike by both
+    assert runs[revealed[0]]["d"] == runs[exact[0]]["d"] and runs[revealed[2]]["d"] < runs[exact[2]]["d"]
