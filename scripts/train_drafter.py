@@ -150,7 +150,6 @@ def learn(options: argparse.Namespace) -> None:
         "sequences": options.batch,
         "decay": options.decay,
         "rate": options.rate,
-        "warm_up": 0.03,
         "bf16": not options.full_precision,
     }
     trainee, plan = make(options, found, dtype, device, sides[0], facts["taps"], begin, common)
@@ -217,7 +216,7 @@ def make_dflash(
     trainee = Trainee(config, found.model, vocabulary, device, head_dtype)
     trainee.start(dict(found.model.named_parameters()), begin, magnitudes(found, dtype, texts, taps, begin))
     own = {name: getattr(options, name) for name in ("anchors", "first_part", "first_anchors")}
-    return trainee, DFlashPlan(**common, **own)
+    return trainee, DFlashPlan(**common, **own, warm_up=0.03)
 
 
 def check_masked(options: argparse.Namespace, found: FoundPair) -> tuple[int, ...]:
@@ -249,7 +248,7 @@ def make_masked(
     head_dtype = torch.float32 if options.full_precision else torch.bfloat16
     trainee = MaskedTrainee(config, cast(Llama, found.model), taps[-1], device, head_dtype)
     trainee.start(dict(found.model.named_parameters()), begin)
-    return trainee, MaskedPlan(**common, labels=options.labels)
+    return trainee, MaskedPlan(**common, labels=options.labels, warm_up=60, validation=32)
 
 
 def split(sequence: Text) -> tuple[torch.Tensor, torch.Tensor]:

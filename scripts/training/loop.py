@@ -30,6 +30,7 @@ class Plan:
 
     ``sequences``     sequences a step (and worker)
     ``decay``         a draft's weight falls by e with so many drafts before it
+    ``warm_up``       share of the steps in which the rate rises to ``rate``
     """
 
     steps: int
@@ -48,6 +49,10 @@ class Plan:
             return self.rate * (step + 1) / warm
         done = (step - warm) / max(1, self.steps - warm)
         return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+    def begins_as(self, other: dict[str, Any], steps: int) -> bool:
+        """Whether the first ``steps`` steps are those of another plan of this kind, given by its values."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def train(
         raise UsageError("another process trains there", where=str(out)) from None
     step = 0
     if saved.exists():
-        step = _go_on(saved, {"plan": asdict(plan), "made": made}, trainee, optimizer)
+        step = _go_on(saved, plan, made, trainee, optimizer)
         say(f"going on from step {step}")
     if rank == 0:
         _cut(curve, step)
@@ -179,17 +184,23 @@ def _save(path: Path, state: dict[str, Any]) -> None:
         raise ResourceError(f"cannot be written ({error!s:.100})", where=str(path)) from None
 
 
-def _go_on(saved: Path, wanted: dict[str, Any], trainee: Learner[Any], optimizer: torch.optim.Optimizer) -> int:
-    """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan."""
+def _go_on(
+    saved: Path, plan: Plan, made: dict[str, Any] | None, trainee: Learner[Any], optimizer: torch.optim.Optimizer
+) -> int:
+    """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan. A plan of more or
+    fewer steps is no other one if all steps so far would have been the same."""
+    wanted = {"plan": asdict(plan), "made": made}
     try:
         state = torch.load(saved, map_location="cpu", weights_only=True)
         step, weights, moments = int(state["step"]), state["trainee"], state["optimizer"]
-        before = {"made": wanted["made"], "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
+        before = {"made": made, "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
+        if plan.begins_as({**wanted["plan"], "steps": before["plan"]["steps"]}, step):
+            before["plan"] = {**before["plan"], "steps": plan.steps}
     except Exception as error:  # of pickle, zip and torch
         what = f"is no checkpoint ({type(error).__name__})"
         raise UsageError(what, where=str(saved), do="remove it to begin anew, or name another --out") from None
     differing = list(_differences(before, wanted))
-    if not 0 <= step <= wanted["plan"]["steps"]:
+    if not 0 <= step <= plan.steps:
         differing.append("step")
     if differing:
         what = f"was made by another plan: {', '.join(differing)}"

@@ -62,9 +62,20 @@ def masked_config(target: ModelConfig, *, layers: int, block: int, mask_id: int)
 
 @dataclass(frozen=True)
 class MaskedPlan(Plan):
-    """``labels``: masked places a step (and worker) whose prediction counts."""
+    """``labels``: masked places a step (and worker) whose prediction counts. ``warm_up`` is a number of steps here;
+    then the rate stays, and in the last ``cool_down`` of the steps, a share, it falls in a line to 2%. Until then the
+    steps of a run do not depend on how many there will be."""
 
-    labels: int = 512
+    labels: int = 384
+    cool_down: float = 0.25
+
+    def rate_at(self, step: int) -> float:
+        left = (self.steps - step) / max(1.0, self.cool_down * self.steps)
+        return self.rate * min(1.0, (step + 1) / self.warm_up, max(0.02, left))
+
+    def begins_as(self, other: dict[str, Any], steps: int) -> bool:
+        plan = MaskedPlan(**other)
+        return all(plan.rate_at(step) == self.rate_at(step) for step in range(steps))
 
 
 @dataclass(frozen=True)

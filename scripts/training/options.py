@@ -31,7 +31,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rate": 1e-3,
     },
     "masked": {
-        "layers": 5,
+        "layers": 4,
         "block": 8,
         "begin_as": None,
         "batch": 2,
@@ -110,7 +110,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     learn.add_argument("--mask-id", type=whole(0, 1 << 26), required=True, help="an id of the target no text holds")
     learn.add_argument("--steps", type=whole(1, 1 << 30), default=4000)
     own = learn.add_argument_group("of the kind", "Defaults differ; those of one kind alone say so.")
-    own.add_argument("--layers", type=whole(1), help="2; 5 for masked")
+    own.add_argument("--layers", type=whole(1), help="2; 4 for masked")
     own.add_argument("--block", type=whole(1, 64), help="rows of a block: 7; places of the grid: 8")
     own.add_argument(
         "--begin-as",

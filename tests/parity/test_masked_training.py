@@ -18,6 +18,7 @@ from training.masked import MaskedPlan, MaskedTrainee, Noised, masked_config, no
 from training.prompts import Prompt
 from training.store import read, read_texts, write_shard
 
+from foldspec.errors import UsageError
 from foldspec.models.config import ModelConfig
 from foldspec.models.llama import Llama
 
@@ -185,16 +186,16 @@ def texts_of(folder: Path, taps: tuple[int, ...], count: int = 6) -> list[Contin
 
 def plan(**changes: Any) -> MaskedPlan:
     values: dict[str, Any] = {"steps": 12, "seed": 5, "sequences": 2, "labels": 30, "decay": 3.0}
-    return MaskedPlan(**values | {"rate": 3e-3, "warm_up": 0.1, "bf16": False} | changes)
+    return MaskedPlan(**values | {"rate": 3e-3, "warm_up": 2, "bf16": False} | changes)
 
 
 def test_a_run_learns_and_goes_on_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     write_shard(tmp_path / "shard-00000.safetensors", texts_of(folder, (0, 2)))
     sides = read_texts(tmp_path, shortest=BLOCK)
 
-    def run(out: str, stop_after: int | None = None) -> MaskedTrainee:
-        trainee = trainee_of(folder)
-        train(trainee, plan(), sides, tmp_path / out, save_every=3, say=lambda _: None, stop_after=stop_after)
+    def run(out: str, stop_after: int | None = None, steps: int = 12) -> MaskedTrainee:
+        trainee, wanted = trainee_of(folder), plan(steps=steps)
+        train(trainee, wanted, sides, tmp_path / out, save_every=3, say=lambda _: None, stop_after=stop_after)
         return trainee
 
     whole = run("whole")
@@ -205,6 +206,19 @@ def test_a_run_learns_and_goes_on_bit_for_bit(folder: Path, tmp_path: Path) -> N
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
     losses = [json.loads(line)["loss"] for line in curves[0].splitlines()]
     assert sum(losses[-3:]) < sum(losses[:3])
+    # a run is made shorter before its rate falls, and no more after it
+    shorter = run("shorter", steps=8)
+    run("cut", stop_after=5)
+    cut = run("cut", steps=8)
+    assert all(torch.equal(a, b) for a, b in zip(shorter.parameters(), cut.parameters(), strict=True))
+    with pytest.raises(UsageError, match="another plan: steps"):
+        run("whole", steps=16)
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    rates = [plan(steps=40).rate_at(step) / 3e-3 for step in range(40)]
+    assert rates[:2] == [0.5, 1.0] and rates[2:31] == [1.0] * 29
+    assert rates[31:] == pytest.approx([i / 10 for i in range(9, 0, -1)])
 
 
 def test_validation_counts_drafts_up_to_the_end_of_a_block(folder: Path, tmp_path: Path) -> None:
