@@ -189,12 +189,13 @@ def _go_on(
 ) -> int:
     """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan. A plan of more or
     fewer steps is no other one if all steps so far would have been the same."""
-    wanted = {"plan": asdict(plan), "made": made}
+    own = asdict(plan)
+    wanted = {"plan": own, "made": made}
     try:
         state = torch.load(saved, map_location="cpu", weights_only=True)
         step, weights, moments = int(state["step"]), state["trainee"], state["optimizer"]
         before = {"made": made, "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
-        if plan.begins_as({**wanted["plan"], "steps": before["plan"]["steps"]}, step):
+        if plan.begins_as({**own, "steps": before["plan"]["steps"]}, step):
             before["plan"] = {**before["plan"], "steps": plan.steps}
     except Exception as error:  # of pickle, zip and torch
         what = f"is no checkpoint ({type(error).__name__})"

@@ -40,7 +40,7 @@ __all__ = ["MaskedPlan", "MaskedTrainee", "Noised", "masked_config", "noise"]
 def masked_config(target: ModelConfig, *, layers: int, block: int, mask_id: int) -> dict[str, Any]:
     """The config.json of a drafter shaped like its target, which must be a Llama."""
     values, shape = target.values, target_shape(target)
-    ropes = {name: values[name] for name in ("rope_theta", "rope_scaling", "rope_parameters") if name in values}
+    ropes = {str(name): values[name] for name in ("rope_theta", "rope_scaling", "rope_parameters") if name in values}
     return {
         "architectures": ["MaskedLlamaForCausalLM"],
         **shape,
@@ -226,8 +226,9 @@ class MaskedTrainee(Learner[MaskedPlan]):
         for block in blocks:
             q, k, v = block.self_attn.inputs(block.input_layernorm(x))
             q, k = rotate(q, *cos_sin), rotate(k, *cos_sin)
-            texts = zip(*(t.split(lengths) for t in (q, k, v)), causal, strict=True)
-            x = block.self_attn.output(torch.cat([attend(*text, scale) for text in texts]), x)
+            texts = zip(q.split(lengths), k.split(lengths), v.split(lengths), causal, strict=True)
+            o = [attend(q, k, v, bias, scale) for q, k, v, bias in texts]
+            x = block.self_attn.output(torch.cat(o), x)
             x = block.mlp(block.post_attention_layernorm(x), x)
         return cast(torch.Tensor, target.model.norm(x.float()))
 
