@@ -191,7 +191,7 @@ def _memory(found: FoundPair, pair: Pair, kernels: Kernels, max_context: int | N
     plan = make_plan(
         found,
         EngineOptions(max_batch=1),
-        filled_in(MethodOptions(context="fold"), found),
+        filled_in(MethodOptions(), found),
         dtype=torch.bfloat16,
         device=device,
         kernels=kernels,

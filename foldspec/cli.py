@@ -27,6 +27,7 @@ from foldspec.cli_shared import (
     notices,
     sampling_options,
 )
+from foldspec.effort import ORDERS
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 from foldspec.options import (
     AT_ZERO,
@@ -35,6 +36,7 @@ from foldspec.options import (
     DIVERGENCES,
     DRAFT_NOISES,
     FAR_BOUNDARIES,
+    PREFIX_CACHES,
     RESIDUALS,
     MethodOptions,
     SamplingParams,
@@ -149,11 +151,18 @@ def _parser() -> argparse.ArgumentParser:
     keys += ", epsilon and factor of typical"
     method.add_argument("--accept-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--draft-tokens", type=int, metavar="N", help="drafts verified a round at most; 0: none")
+    method.add_argument("--block-length", type=int, metavar="N", help="of a block diffusion drafter's grid")
+    method.add_argument("--prefix-cache", choices=PREFIX_CACHES, help="of Dream: exact, or once a round")
     method.add_argument("--confidence-stop", type=float, metavar="X", help="verify no draft less likely to stand")
     method.add_argument("--draft-temperature", type=float, metavar="X", help="draw drafts; default: 0, argmax")
     method.add_argument("--draft-top-k", type=int, metavar="N", help="of drafts that are drawn")
     method.add_argument("--draft-top-p", type=float, metavar="X", help="of drafts that are drawn")
     method.add_argument("--draft-noise", choices=DRAFT_NOISES, help="shared: the target's, with --accept match")
+    method.add_argument("--steps", type=int, metavar="K", help="denoising steps of a diffusion drafter; default: 1")
+    method.add_argument("--confidence", type=float, metavar="X", help="reveal all places that are surer, in any step")
+    method.add_argument("--entropy-bound", type=float, metavar="X", help="reveal as many as this bounds, in nats")
+    method.add_argument("--order", metavar="NAME", help=", ".join(ORDERS))
+    method.add_argument("--q-mode", metavar="NAME", help="law of a draft: exact (default), reveal_step, point_mass")
     add_engine(generate)
     add_dummy(generate)
     output = generate.add_argument_group("output")
@@ -170,7 +179,9 @@ def _parser() -> argparse.ArgumentParser:
 def _method(options: argparse.Namespace) -> dict[str, Any]:
     context, rule = (_pairs(getattr(options, f"{name}_opt"), f"--{name}-opt") for name in ("context", "accept"))
     flags = ["context", "window", "alpha", "accept", "leniency", "draft_tokens", "confidence_stop"]
+    flags += ["block_length", "prefix_cache"]
     flags += ["draft_temperature", "draft_top_k", "draft_top_p", "draft_noise", "force_accept"]
+    flags += ["steps", "confidence", "entropy_bound", "order", "q_mode"]
     method = MethodOptions.from_pairs(context, rule, **{name: getattr(options, name) for name in flags})
     return {name: value for name, value in vars(method).items() if name != "drafter"}  # --drafter belongs to the pair
 
@@ -226,7 +237,7 @@ def _generate(options: argparse.Namespace) -> int:
         terminal.made_up = engine.made_up
         if not options.quiet:
             notices(engine.notices)
-            if asked is not None and not engine.lossless:
+            if asked is not None and not (engine.lossless or engine.made_up):
                 notices([_lossy(engine)])
         if asked is not None:
             terminal.clear()
@@ -256,7 +267,7 @@ def _generate(options: argparse.Namespace) -> int:
                 seed = "" if generation.completion.seed is None else f", seed {generation.completion.seed}"
                 reason = generation.completion.finish_reason
                 print(f"{summary(generation.completion, engine.made_up)}, {reason}{seed}", file=sys.stderr)
-                if not engine.lossless:
+                if not (engine.lossless or engine.made_up):
                     print(_lossy(engine, generation.completion.outside), file=sys.stderr)
             if options.json:
                 report = _report(engine, generation.completion, trace=options.trace)

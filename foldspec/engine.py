@@ -19,7 +19,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, load_pair
 from foldspec.memory import MemoryPlan
 from foldspec.noise import Noise
-from foldspec.options import EngineOptions, MethodOptions, SamplingParams
+from foldspec.options import CONTEXT, EngineOptions, MethodOptions, SamplingParams
 from foldspec.records import Completion, Piece
 from foldspec.report import environment
 from foldspec.resources import Prefix, Resources, choose_operators, filled_in, pick_device
@@ -137,14 +137,25 @@ class Engine:
 
     @property
     def lossless(self) -> bool:
-        """Whether output follows the target's own law: by the rule, or because nothing is drafted. Dummy weights have
-        no law."""
-        return (self._rule.lossless or self._drafter.max_drafts == 0) and not self._resources.found.dummy
+        """Whether output follows the target's own law, whatever the temperature: by the rule, if drafts follow the laws
+        that it takes them to have, or because nothing is drafted. Dummy weights have no law."""
+        by_rule = self._rule.lossless and not self._biased
+        return (by_rule or self._drafter.max_drafts == 0) and not self._resources.found.dummy
+
+    @property
+    def _biased(self) -> str:
+        """Why drafts mislead the rule; empty if they do not."""
+        return self._drafter.biased if self._rule.uses_q else ""
 
     @property
     def law(self) -> str:
         """The law that output follows, in words."""
-        return self._rule.law() if self._drafter.max_drafts else "the target's own: nothing is drafted"
+        if not self._drafter.max_drafts:
+            return "the target's own: nothing is drafted"
+        if not self._biased:
+            return self._rule.law()
+        also = "" if self._rule.lossless else f"; besides, {self._rule.law()}"
+        return f"not the target's, if it is sampled from: {self._biased}{also}"
 
     @property
     def made_up(self) -> str:
@@ -180,14 +191,9 @@ class Engine:
         return self._resources.max_context
 
     def bytes_read(self, n: int) -> int:
-        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once.
-        Embedding tables count where they are the head as well."""
-        model, spec = self._resources.found.model, self._resources.cache.spec
-        weights = sum(p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name)
-        names = [name for name, p in model.named_parameters() if p is model.head_weight]
-        if any("embed_tokens" in name for name in names):
-            weights += model.head_weight.nbytes
-        return weights + spec.bytes_read(n) + self._drafter.bytes_read(n)
+        """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once."""
+        resources = self._resources
+        return resources.found.model.bytes_read + resources.cache.spec.bytes_read(n) + self._drafter.bytes_read(n)
 
     def listen(self, mark: Mark) -> None:
         """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
@@ -354,7 +360,11 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should be told about how this engine runs, a line each."""
-        return (*self._resources.found.notices, *self._resources.kernels.notices)
+        own: tuple[str, ...] = ()
+        if self.method.q_mode != self._asked.q_mode:
+            what = f"with the order {self.method.order} the drawn tokens decide which step is the last"
+            own = (f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}",)
+        return (*self._resources.found.notices, *self._resources.kernels.notices, *own)
 
     def close(self) -> None:
         """Cancel what runs, and let go of weights and caches. Other engines over them, made by :meth:`using`, keep them
@@ -373,7 +383,7 @@ def _forced(method: MethodOptions, pair: str | None) -> forcing.Forcing | None:
     """How acceptance is forced. Raises :class:`UsageError` where a paper's figure is asked for that there is not."""
     if method.force_accept is None or method.draft_tokens == 0:
         return None
-    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context)
+    return forcing.parse(method.force_accept) or forcing.published(pair, method.drafter or method.context or CONTEXT)
 
 
 def _are_messages(prompt: Any) -> bool:

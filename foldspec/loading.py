@@ -235,7 +235,7 @@ def _fit(
             layers=model.layer_count,
             vocabulary=model.vocabulary,
         )
-    _check_shapes(network, drafter.weights, lambda name: name, network.integer)
+    _check_shapes(network, drafter.weights, network.parameter_name, network.integer)
     return model, network
 
 
@@ -308,6 +308,8 @@ def load_pair(
             device=device,
             held=held,
             matrices=matrices(found.network),
+            wide=wide(found.network),
+            rename=found.network.parameter_name,
             integer=found.network.integer,
             fill=fill,
             progress=progress,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from foldspec.cache.recurrent import RECORDED
-from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE, make_model_free
+from foldspec.drafters.base import Footprint, Room
 from foldspec.errors import PairError, ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Checkpoint, FoundPair, held_dtype
@@ -111,7 +111,7 @@ def make_plan(
     need not; :class:`PairError` for blocks that the target cannot take back.
     """
     page, network, spec = options.page_size, found.network, found.model.cache_spec(dtype)
-    block = network.block if network else 0
+    block = network.rows(method) if network else 0
     rows = options.max_batch * (block + 1)
     weights = _weights(found.model, found.target, dtype, device, options, kernels)
     workspace = _workspace(found.model, max(min(chunk, longest), rows), rows, dtype)
@@ -120,19 +120,16 @@ def make_plan(
     longest_pass, requests = max(min(chunk, longest), drafts + 1), options.max_batch + 1
     if spec.recurrent and block >= RECORDED:
         raise PairError(f"blocks of {block} rows: this target's states can be taken back by {RECORDED - 1} at most")
-    per_draft_entry, state, rings = 0, 0, requests * spec.bytes_per_request(longest_pass, longest + block)
+    if network is not None:
+        own_rows = network.pass_rows(method, longest)
+        workspace = max(workspace, _workspace(network, own_rows, rows, dtype))
+    rings, drafts_take = requests * spec.bytes_per_request(longest_pass, longest + block), Footprint(0, 0, 0)
     if network is not None and found.drafter is not None:
         weights += _weights(network, found.drafter, dtype, device, options, kernels)
-        of_drafter = network.cache_spec(dtype)
-        context = make_method(method, network.layer_facts, block)
-        layouts = [context.stores(i) for i in range(len(network.layer_facts))]
-        key = of_drafter.layers * of_drafter.kv_heads * of_drafter.key_width * dtype.itemsize
-        copies = any(x.rotated for x in layouts) + any(x.unrotated for x in layouts)
-        per_draft_entry = of_drafter.bytes_per_entry + (copies - 1) * key
-        buffers = {layout.within(longest + block).buffer for layout in layouts}
-        rings += key * options.max_batch * sum(buffers)
-        heads, width = network.heads, of_drafter.key_width
-        state = sum(context.state_bytes(i, longest, heads, width) for i in range(len(layouts))) * options.max_batch
+        room = Room(options.max_batch, longest + block, longest_pass, page)
+        drafts_take = network.footprint(method, dtype, room)
+        rings += drafts_take.rings
+    per_draft_entry, state = drafts_take.entry, drafts_take.state
 
     more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
 

@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     ACCEPT = 2  # whether a draft at that position stands
     RESIDUAL = 3  # the token in place of one that does not
     DRAFT = 4  # a drafted token
+    PLACE = 5  # which places of a block a step reveals
+    CANVAS = 6  # a token in place of one that is not known
 
 
 def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, ...]:
@@ -55,6 +57,10 @@ class Noise:
         """A number in [0, 1) of 53 bits; it can be 0 and cannot round to 1."""
         high, low, _, _ = philox((0, position, anchor, step << 8 | purpose), self._key)
         return float((high << 32 | low) >> 11) * 2.0**-53
+
+    def whole(self, count: int, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
+        """A whole number from 0 below ``count``, at most 2^53, all equally likely up to rounding."""
+        return int(self.uniform(purpose, position, anchor=anchor, step=step) * count)
 
     def draw(self, law: Law, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
         """One token of a law: the largest of logit + Gumbel noise, which each id has for itself (a Gumbel-max draw).

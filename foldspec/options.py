@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from foldspec import forcing
+from foldspec.effort import Effort
 from foldspec.errors import UsageError
 from foldspec.values import by_layer, leniency, one_of, read_pairs, real, several, whole
 
 __all__ = [
     "AT_ZERO",
+    "CONTEXT",
     "CONTEXT_FIELDS",
     "DIVERGENCES",
     "RESIDUALS",
@@ -29,6 +31,7 @@ __all__ = [
     "SamplingParams",
 ]
 
+CONTEXT = "fold"  # the context method of those who name none
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
@@ -39,6 +42,7 @@ RESIDUALS = ("verifier", "relaxed")
 # rule -> from, to, whether the first is left out
 LENIENCIES = {"linear": (0.0, 1.0, False), "lenience": (0.0, 1.0, True), "cactus": (0.0, math.inf, False)}
 MOST_THREADS = 1024
+PREFIX_CACHES = ("exact", "approximate")
 DRAFT_NOISES = ("own", "shared")
 LOAD_FORMATS = ("auto", "dummy")
 SEED_BITS = 64
@@ -177,7 +181,8 @@ class MethodOptions:
     A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` also ``alpha``,
     ``coverage`` and ``far_boundary``.
 
-    ``context``        name of a context method (``foldspec.context.METHODS``)
+    ``context``        name of a context method (``foldspec.context.METHODS``); None: ``fold``, or ``full`` where
+                       the drafter reads its context by no method
     ``drafter``        name of a drafter without weights (``foldspec.drafters.MODEL_FREE``) that runs in place of the
                        pair's own; None: the pair's own, or plain decoding where it has none
     ``window``         W of FOLD, in context entries; None takes the pair's own
@@ -204,18 +209,25 @@ class MethodOptions:
                        ``relaxed``, that of the law it was judged by (that of ``cactus``)
     ``at_zero``        ``linear`` at temperature 0: ``onehot`` (its own) or ``mixture_argmax``
     ``epsilon``, ``factor``  of ``typical``: 0.09 and 0.3
-    ``draft_tokens``   drafts verified a round at most; None verifies all that the drafter proposes
+    ``draft_tokens``   drafts verified a round at most; None: all that the drafter proposes. Of a language model, which
+                       has no block of its own, the length of its drafts; None: the pair's own, or 5
+    ``block_length``   positions of a block of the grid that a block diffusion drafter reads; None: its file's own
+    ``prefix_cache``   of a drafter that reads everything both ways (Dream): ``exact``, all of it is computed anew in
+                       each step; or ``approximate``, the prefix once a round. Either way drafts follow their laws.
+                       None: ``exact``
     ``confidence_stop``  in [0, 1]: a block ends before the first draft whose chance to stand is lower by the drafter's
                        own estimate (DSpark's confidence head); 0 takes all
     ``draft_temperature``  0: drafts are the drafter's argmax, and so point masses; else they are drawn at this
                        temperature, in a block independently of one another (with a Markov head from left to right)
     ``draft_top_k``, ``draft_top_p``  as in :class:`SamplingParams`, for drafts that are drawn
+    ``steps``, ``confidence``, ``entropy_bound``, ``order``, ``q_mode``  how a diffusion drafter denoises a block, and
+                       the law that a draft is judged by: fields of :class:`Effort`
     ``draft_noise``    ``own``; or ``shared``: drawn with the target's noise at that position, for ``match`` alone
     ``force_accept``   in place of a rule, for timing: so many drafts stand in each round (``forcing.parse``); None: the
                        rule decides
     """
 
-    context: str = "fold"
+    context: str | None = None
     window: int | None = None
     alpha: float | None = None
     coverage: str | None = None
@@ -243,17 +255,24 @@ class MethodOptions:
     factor: float | None = None
     draft_tokens: int | None = None
     drafter: str | None = None
+    block_length: int | None = None
+    prefix_cache: str | None = None
     confidence_stop: float = 0.0
     draft_temperature: float = 0.0
     draft_top_k: int = 0
     draft_top_p: float = 1.0
     draft_noise: str = "own"
+    steps: int | None = None
+    confidence: float | None = None
+    entropy_bound: float | None = None
+    order: str | None = None
+    q_mode: str = "exact"
     force_accept: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "accept", "drafter"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (name, value) != ("drafter", None):
+            if not isinstance(value, str) and (name == "accept" or value is not None):
                 raise UsageError(f"must be a name, not {value!r}", where=name)
         for name, least in _LEAST.items():
             whole(name, getattr(self, name), least, optional=name in ("window", "yarn_ref"))
@@ -264,6 +283,9 @@ class MethodOptions:
         for alpha in self.layer_alpha:
             real("layer_alpha", alpha, 1, math.inf)
         whole("draft_tokens", self.draft_tokens, 0, optional=True)
+        whole("block_length", self.block_length, 1, optional=True)
+        if self.prefix_cache is not None:
+            one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
         if self.alpha is not None:
             real("alpha", self.alpha, 1, math.inf)
         if self.coverage is not None:
@@ -275,6 +297,7 @@ class MethodOptions:
         whole("draft_top_k", self.draft_top_k, 0)
         real("draft_top_p", self.draft_top_p, 0, 1, above=True)
         one_of("draft_noise", self.draft_noise, DRAFT_NOISES)
+        self.effort  # noqa: B018  (checks its values)
         if self.draft_noise == "shared" and self.accept != "match":  # what is known of a draft would bias the output
             raise UsageError("shared goes with the rule match alone", where="draft_noise")
         if self.force_accept is not None:
@@ -311,6 +334,10 @@ class MethodOptions:
             real("epsilon", self.epsilon, 0, 1)
         if self.factor is not None:
             real("factor", self.factor, 0, math.inf)
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(self.steps, self.confidence, self.entropy_bound, self.order, self.q_mode)
 
     @property
     def rule_options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from foldspec.errors import FoldspecError
 
@@ -24,60 +24,86 @@ __all__ = [
     "Verdict",
 ]
 
-L = TypeVar("L")  # a law: ``foldspec.laws.Law``, which brings torch
+
+class _HasPoint(Protocol):
+    @classmethod
+    def point(cls, token: int) -> Any: ...
+
+
+L = TypeVar("L", bound=_HasPoint)  # a law: ``foldspec.laws.Law``, which brings torch
 
 
 @dataclass(frozen=True)
 class DrafterFacts:
     """What a drafter's checkpoint says of the target that it was made for. ``where`` names the checkpoint in errors.
 
-    ``taps`` are 0-based layer indices; ``target_layers`` and ``mask_id`` are None where the format has none.
+    ``taps`` are 0-based layer indices; ``width``, ``target_layers`` and ``mask_id`` are None where the format asks for
+    none. ``padding``: by how many rows tables of one and the same vocabulary may differ; the tokenizers are compared
+    where that is not 0.
     """
 
     where: str
-    width: int
+    width: int | None
     vocabulary: int
     taps: tuple[int, ...]
     target_layers: int | None
     mask_id: int | None
+    padding: int = 0
 
 
 @dataclass(frozen=True)
 class PointMass:
     """Drafted tokens that were not drawn: each one's law ``q`` puts all mass on it (an argmax draft).
 
-    The law holds its tokens, so a token can never be paired with another token's law.
+    The law holds its tokens, so a token can never be paired with another token's law. ``steps``: passes of the drafter
+    that they took.
     """
 
     tokens: tuple[int, ...]
+    steps: int = 1
 
 
 class Sampled(Generic[L]):
     """Drafted tokens, each held with the law that it was drawn from.
 
     A token comes in by :meth:`draw` alone, so it can never be paired with a law that it was not drawn from.
-    ``source(law, i)`` draws draft ``i``.
+    ``source(law, place, step)`` draws the draft at a place of the block, in a step of the drafter's. ``points``: all
+    count as settled. ``steps``: passes of the drafter that all of them took.
     """
 
-    def __init__(self, source: Callable[[L, int], int]) -> None:
-        self._source = source
-        self._tokens: list[int] = []
-        self._laws: list[L] = []
+    def __init__(self, source: Callable[[L, int, int], int], *, points: bool = False) -> None:
+        self._source, self._points = source, points
+        self.steps = 1
+        self._drawn: dict[int, tuple[int, L]] = {}
+        self._settled: set[int] = set()
 
-    def draw(self, law: L) -> int:
-        """Draw the next token, keep it with its law, and return it."""
-        token = self._source(law, len(self._tokens))
-        self._tokens.append(token)
-        self._laws.append(law)
+    def draw(self, law: L, place: int | None = None, step: int = 0) -> int:
+        """Draw the token at a place (None: the next), keep it with its law, and return it. Places may come in any
+        order, and again in a later step: what was there before is forgotten, unless it is settled."""
+        place = len(self._drawn) if place is None else place
+        assert place not in self._settled, "what is settled is not drawn again"
+        token = self._source(law, place, step)
+        self._drawn[place] = token, law
         return token
+
+    def settle(self, place: int) -> None:
+        """From now on the token stays, and its law is a point mass: that it was drawn is forgotten, so nothing that was
+        decided by it can be wrong about its law."""
+        self._settled.add(place)
+
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` places at most."""
+        self._drawn = {place: drawn for place, drawn in self._drawn.items() if place < count}
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(self._tokens)
+        """All of them; a place before the last that nothing was drawn for is a :class:`KeyError`."""
+        return tuple(self._drawn[place][0] for place in range(len(self._drawn)))
 
     def law(self, i: int) -> L:
-        """What draft ``i`` was drawn from."""
-        return self._laws[i]
+        """What draft ``i`` was drawn from, or a point mass."""
+        token, law = self._drawn[i]
+        return type(law).point(token) if self._points or i in self._settled else law
 
 
 # The tokens that one request drafts, and the law that each came from.
@@ -100,7 +126,7 @@ class Round:
 
     ``accepted`` counts agreeing drafts also where a stop id or the limit cut the commit short; ``committed`` is what
     was really emitted. ``outside``: how many of these have no probability under the target's law (after temperature,
-    top-k, top-p and min-p): only a lossy rule lets such drafts stand.
+    top-k, top-p and min-p): only a lossy rule lets such drafts stand. ``steps``: passes of the drafter.
     """
 
     anchor_pos: int
@@ -108,6 +134,7 @@ class Round:
     accepted: int
     committed: tuple[int, ...]
     outside: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,8 @@ def check(
             about |= {
                 "drafter": str(found.drafter.folder),
                 "drafter architecture": found.drafter.config.architecture,
-                "block": found.network.block,
-                "taps": list(found.network.facts.taps),
-                "verdict": "the drafter was made for this target",
+                **found.network.described(),
+                "verdict": found.network.verdict,
             }
         plan = partial(
             make_plan,

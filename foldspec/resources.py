@@ -10,23 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from foldspec.cache.paged import PagedCache, TargetSpec
-from foldspec.cache.side import DraftCache
+from foldspec.cache.recurrent import RECORDED
+from foldspec.checkpoints.registry import Pair
 from foldspec.context import coverage_of, make_method
-from foldspec.context.reader import ContextReader
-from foldspec.context.verifier import Verifier
 from foldspec.drafters import make_model_free
-from foldspec.drafters.base import Drafter, NoDrafter
+from foldspec.drafters.base import Drafter, DrafterNetwork, Host, NoDrafter, Room
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.made_up import Numbers
 from foldspec.memory import MemoryPlan, make_plan
-from foldspec.options import EngineOptions, MethodOptions
+from foldspec.options import CONTEXT, EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
@@ -34,7 +34,8 @@ from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
 
-WINDOW, ALPHA, YARN_REF = 2048, 2.0, 4096  # for a pair that the registry does not know
+WINDOW, ALPHA, YARN_REF, DRAFTS = 2048, 2.0, 4096, 5  # for a pair that the registry does not know
+WHOLE = "full"  # the context method of a drafter that reads everything
 CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens a forward
 BUDGETS = {"cpu": 12, "cuda": 1024}  # and while other requests decode: about as many as cost what a round costs
 
@@ -105,6 +106,7 @@ class Resources:
         self.turn = Turn()  # on the caches: whoever opens, closes or steps holds it
         self._ids = itertools.count()
         self._prefix_drafter: Drafter | None = None
+        self._block_length = method.block_length  # of what prefixes keep
         self.plan = make_plan(
             found,
             options,
@@ -119,7 +121,7 @@ class Resources:
             planned(self.plan)
         self.cache, self._draft_cache = self._pools()
 
-    def _pools(self) -> tuple[PagedCache, DraftCache | None]:
+    def _pools(self) -> tuple[PagedCache, Any]:
         network, options, plan = self.found.network, self.options, self.plan
         spec = self.found.model.cache_spec(self.dtype)
         try:
@@ -134,14 +136,8 @@ class Resources:
             )
             if network is None:
                 return cache, None
-            draft_cache = DraftCache(
-                network.cache_spec(self.dtype),
-                pages=plan.draft_pages,
-                page_size=options.page_size,
-                max_requests=options.max_batch,
-                longest=plan.longest,
-                device=self.device,
-            )
+            room = Room(options.max_batch, plan.longest, plan.longest_pass, options.page_size)
+            draft_cache = network.caches(self.dtype, room, plan.draft_pages, self.device)
         except RuntimeError as error:  # torch has no one class for it on all devices
             what = f"no memory for a cache of {plan.target_cache / 1e9:.1f} GB on {self.device}: {plan}"
             raise ResourceError(what, do="lower --max-context or --max-batch") from error
@@ -184,25 +180,21 @@ class Resources:
             return NoDrafter()
         if named is not None:
             return named
-        if network is None or self._draft_cache is None:
+        if network is None:
             return NoDrafter()
-        context = make_method(method, network.layer_facts, network.block)
-        verifier = Verifier(self.cache, verified) if "verifier_query" in context.needs() else None
-        reader = ContextReader(context, self._draft_cache, network.rope, self.kernels, network.scale, verifier)
-        sampling = DraftSampling(
-            float(method.draft_temperature),
-            method.draft_top_k,
-            method.draft_top_p,
-            method.draft_noise == "shared",
-            method.confidence_stop,
-        )
-        return network.bind(self.found.model, reader, sampling)
+        host = Host(self.found.model, self.cache, self.kernels, verified)
+        drafter = network.bind(host, self._draft_cache, method, DraftSampling.of(method))
+        most = min(self.plan.longest_pass, RECORDED if self.cache.spec.recurrent else self.plan.longest_pass) - 1
+        if drafter.max_drafts > most:
+            what = f"the caches were made for drafts of at most {most} tokens, not {drafter.max_drafts}"
+            raise UsageError(what, where="draft_tokens", do="ask for fewer")
+        return drafter
 
     @property
     def prefix_drafter(self) -> Drafter:
         """The drafter as a keeper of prefixes, which no context method touches."""
         if self._prefix_drafter is None:
-            self._prefix_drafter = self.drafter(MethodOptions(context="full"))
+            self._prefix_drafter = self.drafter(MethodOptions(context=WHOLE, block_length=self._block_length))
         return self._prefix_drafter
 
     @contextmanager
@@ -295,18 +287,51 @@ def choose_operators(
 def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:
     """The method with what is left to a pair taken from it, or from FOLD's own where the registry does not know it.
     Raises :class:`UsageError` for what the pair's drafter cannot do."""
-    entry, coverage = found.entry, coverage_of(method.context)
+    network = found.network if method.drafter is None and method.draft_tokens != 0 else None
+    context, drafts = method.context, method.draft_tokens
+    if network is not None and not network.reads_context:
+        context = context or WHOLE
+        if context != WHOLE:
+            what = f"{network.facts.where} reads its whole context: it has no use for the method {context!r}"
+            raise UsageError(what, where="context", do=f"leave it out, or use {WHOLE}")
+    if network is not None and network.block is None and drafts is None:
+        drafts = found.entry.block if found.entry is not None and found.entry.block else DRAFTS
+    context = context or CONTEXT
+    entry, coverage = found.entry, coverage_of(context)
     if entry and coverage == "all":
         coverage = entry.coverage
     if method.confidence_stop and not (found.network and found.network.confident and method.drafter is None):
         raise UsageError("the drafter has no confidence head", where="confidence_stop", do="leave it out")
-    return dataclasses.replace(
-        method,
+    method = dataclasses.replace(
+        _with_effort(method, network, entry),
+        context=context,
+        draft_tokens=drafts,
         window=method.window or (entry.window if entry else None) or WINDOW,
         alpha=float(method.alpha or (entry.alpha if entry else None) or ALPHA),
         coverage=method.coverage or coverage,
         yarn_ref=method.yarn_ref or (entry.yarn_reference if entry else None) or YARN_REF,
     )
+    return method if network is None else network.filled(method)
+
+
+def _with_effort(method: MethodOptions, network: DrafterNetwork | None, entry: Pair | None) -> MethodOptions:
+    """The method with the pair's own effort where it gives none, and the order and the ``q_mode`` that run. Raises
+    :class:`UsageError` for an effort that means nothing to the drafter; to plain decoding none does, and any goes."""
+    takes, effort = network.efforts if network else frozenset(), method.effort
+    for name in ("steps", "confidence", "entropy_bound", "order"):
+        value = getattr(method, name)
+        if value is not None and name not in takes and (name, value) != ("steps", 1) and method.draft_tokens != 0:
+            what = network.no_effort if network else "is for a drafter with a network"
+            raise UsageError(what, where=name, do="leave it out")
+    if network is None or not takes:
+        return method
+    if entry is not None and not effort.thresholded:
+        left = takes & ({"steps", "order"} if effort.steps or effort.order else set(vars(entry.effort)))
+        own = {name: vars(entry.effort)[name] for name in left if getattr(effort, name) is None}
+        effort = dataclasses.replace(effort, **own)
+    if "order" in takes:
+        effort = effort.filled(network.order).settled(drawn=method.draft_temperature > 0)
+    return dataclasses.replace(method, **vars(effort))
 
 
 def pick_device(name: str) -> torch.device:

@@ -21,9 +21,10 @@ from typing import Protocol
 
 import torch
 
+from foldspec.effort import Effort
 from foldspec.laws import Law, law_of
 from foldspec.noise import Noise, Purpose
-from foldspec.options import SamplingParams
+from foldspec.options import MethodOptions, SamplingParams
 from foldspec.records import Proposal, Sampled
 
 __all__ = ["ARGMAX", "DraftSampling", "Law", "TargetLaws", "Text", "greedy", "law_of", "target_laws"]
@@ -124,6 +125,9 @@ def target_laws(logits: torch.Tensor, texts: Sequence[Text], proposals: Sequence
     return laws
 
 
+ONE_STEP = Effort()
+
+
 @dataclass(frozen=True)
 class DraftSampling:
     """How a drafter turns its logits into drafts: by argmax at temperature 0, else by drawing.
@@ -132,6 +136,8 @@ class DraftSampling:
     makes the two agree more often. The rule must then draw that token whatever the draft is: ``match`` alone does.
     ``confidence_stop``: a block ends before the first draft whose chance to stand, by the drafter's own estimate, is
     lower; 0 takes all. The estimate knows the drafts before that one alone.
+    ``effort``: how a diffusion drafter comes to them; its ``q_mode`` is everyone's: with ``point_mass`` a draft is
+    judged as if it had not been drawn.
     """
 
     temperature: float = 0.0
@@ -139,6 +145,18 @@ class DraftSampling:
     top_p: float = 1.0
     shared: bool = False
     confidence_stop: float = 0.0
+    effort: Effort = ONE_STEP
+
+    @classmethod
+    def of(cls, method: MethodOptions) -> DraftSampling:
+        return cls(
+            float(method.draft_temperature),
+            method.draft_top_k,
+            method.draft_top_p,
+            method.draft_noise == "shared",
+            method.confidence_stop,
+            method.effort,
+        )
 
     def law(self, logits: torch.Tensor, ids: torch.Tensor | None = None) -> Law:
         """The law of one draft. ``logits`` [m] belong to ``ids`` [m], ascending; None: 0 .. m-1."""
@@ -147,12 +165,12 @@ class DraftSampling:
     def begin(self, noise: Noise, anchor: int) -> Sampled[Law]:
         """Drafts after the anchor at a position, none drawn yet."""
 
-        def source(law: Law, i: int) -> int:
+        def source(law: Law, i: int, step: int) -> int:
             if self.shared:
                 return noise.draw(law, Purpose.TARGET, anchor + 1 + i)
-            return noise.draw(law, Purpose.DRAFT, anchor + 1 + i, anchor=anchor)
+            return noise.draw(law, Purpose.DRAFT, anchor + 1 + i, anchor=anchor, step=step)
 
-        return Sampled(source)
+        return Sampled(source, points=self.effort.q_mode == "point_mass")
 
 
 ARGMAX = DraftSampling()

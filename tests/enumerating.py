@@ -74,6 +74,10 @@ class EnumeratedNoise(Noise):
         self.keys.append(("uniform", purpose, position, anchor, step))
         return _Number(self, (purpose, position, anchor, step))
 
+    def whole(self, count: int, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
+        self.keys.append(("whole", purpose, position, anchor, step))
+        return self.split((purpose, position, anchor, step), [i / count for i in range(count + 1)])
+
     def draw(self, law: Law, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
         if law.token is not None:
             return law.token

@@ -22,6 +22,7 @@ from foldspec.context.base import ContextMethod
 from foldspec.context.reader import ContextReader
 from foldspec.drafters import make_network
 from foldspec.drafters.base import DrafterNetwork
+from foldspec.drafters.conditioned import ConditionedNetwork
 from foldspec.drafters.dflash import DFlash
 from foldspec.engine import cache_folder
 from foldspec.kernels.dispatch import Kernels
@@ -156,9 +157,13 @@ def kernels_of(name: str = "auto") -> Kernels:
     return Kernels(name, library())
 
 
-def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A target with its weights, as an engine would load it."""
+def load_target(
+    folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.float32, architecture: str | None = None
+) -> LanguageModel:
+    """A target with its weights, as an engine would load it; ``architecture`` in place of the one that it declares."""
     config, weights = ModelConfig.read(folder), read_headers(folder)
+    if architecture is not None:
+        config.values["architectures"] = [architecture]
     model = model_class(config).from_config(config, tuple(weights.entries), kernels_of(kernels))
     join(model, dtype, dtype, "cpu")
     load_into(model, weights, dtype=dtype, device="cpu", wide=wide(model), rename=model.parameter_name)
@@ -166,12 +171,28 @@ def load_target(folder: Path, kernels: str = "auto", dtype: torch.dtype = torch.
     return model
 
 
-def load_drafter(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = "auto") -> DrafterNetwork:
+def load_network(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = "auto") -> DrafterNetwork:
+    """A drafter's weights, as an engine would load them."""
     config, weights = ModelConfig.read(folder), read_headers(folder)
     network = make_network(config, tuple(weights.entries), kernels_of(kernels))
     join(network, dtype, dtype, "cpu")
-    load_into(network, weights, dtype=dtype, device="cpu", integer=network.integer)
+    load_into(
+        network,
+        weights,
+        dtype=dtype,
+        device="cpu",
+        wide=wide(network),
+        rename=network.parameter_name,
+        integer=network.integer,
+    )
     settle(network, kernels_of(kernels), dtype)
+    return network
+
+
+def load_drafter(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = "auto") -> ConditionedNetwork:
+    """The same of one that reads its context by a method."""
+    network = load_network(folder, dtype, kernels)
+    assert isinstance(network, ConditionedNetwork)
     return network
 
 
@@ -215,7 +236,7 @@ class PoisonedDraftCache(DraftCache):
 
 
 def draft_cache(
-    network: DrafterNetwork,
+    network: ConditionedNetwork,
     *,
     pages: int = 64,
     page_size: int = 16,
@@ -226,12 +247,12 @@ def draft_cache(
     return PoisonedDraftCache(spec, pages=pages, page_size=page_size, max_requests=requests, device="cpu")
 
 
-def method_of(network: DrafterNetwork, **options: Any) -> ContextMethod:
+def method_of(network: ConditionedNetwork, **options: Any) -> ContextMethod:
     return make_method(MethodOptions(**options), network.layer_facts, network.block)
 
 
 def bind(
-    network: DrafterNetwork,
+    network: ConditionedNetwork,
     model: LanguageModel,
     cache: DraftCache,
     kernels: str = "auto",
@@ -241,7 +262,7 @@ def bind(
     """A drafter at work over a cache."""
     method = method_of(network, **options)
     reader = ContextReader(method, cache, network.rope, kernels_of(kernels), network.scale)
-    drafter = network.bind(model, reader, sampling)
+    drafter = network.drafter(model, reader, sampling)
     assert isinstance(drafter, DFlash)
     return drafter
 

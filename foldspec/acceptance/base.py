@@ -13,9 +13,11 @@ __all__ = ["AcceptanceRule"]
 
 
 class AcceptanceRule(ABC):
-    """``lossless`` states whether the output's law is the target's own."""
+    """``lossless`` states whether the output's law is the target's own, ``uses_q`` whether it is only if each draft
+    was drawn from the law that it is held with."""
 
     lossless: bool
+    uses_q: bool = True
 
     def decide(
         self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]

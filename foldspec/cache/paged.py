@@ -296,13 +296,13 @@ class PagedCache:
         return states.state(place, request)
 
     def fill(self, request: int, entries: int, numbers: Numbers) -> None:
-        """Give an open request that holds nothing so many entries, and states after them, that are made up. Raises
-        :class:`ResourceError`; then nothing changed."""
-        assert self.tables.length(request) == 0, "what is there is not made up"
+        """Give an open request so many entries in all, and states after them, that are made up from the last one on
+        that it holds. Raises :class:`ResourceError`; then nothing changed."""
+        start = self.tables.length(request)
         self.tables.reserve(request, entries)
         self.tables.extend(request, entries)
         for pool in self._pools:
-            first = 0 if pool.rings is None else max(0, entries - pool.rings.capacity)
+            first = start if pool.rings is None else max(start, entries - pool.rings.capacity)
             runs = self._runs(pool, request, first, entries)
             for data in (*pool.keys, *pool.values):
                 for slot, count in runs:  # inside, so that the same entries get the same numbers wherever pages lie

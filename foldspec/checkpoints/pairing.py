@@ -24,11 +24,11 @@ def check_pair(drafter: DrafterFacts, *, target: str, width: int, layers: int, v
             f"is not a drafter for {target}: {what}", where=drafter.where, do="name the drafter's own target"
         )
 
-    if drafter.width != width:
+    if drafter.width is not None and drafter.width != width:
         raise refuse(f"it was made for hidden size {drafter.width}, the target has {width}")
     if drafter.target_layers is not None and drafter.target_layers != layers:
         raise refuse(f"it was made for {drafter.target_layers} layers, the target has {layers}")
-    if drafter.vocabulary != vocabulary:
+    if abs(drafter.vocabulary - vocabulary) > drafter.padding:
         raise refuse(f"it was made for {drafter.vocabulary} ids, the target has {vocabulary}")
     taps = drafter.taps
     if any(b <= a for a, b in pairwise(taps)):

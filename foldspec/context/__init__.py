@@ -7,7 +7,7 @@ from importlib import import_module
 
 from foldspec.context.base import ContextMethod, DrafterLayer
 from foldspec.errors import UsageError
-from foldspec.options import MethodOptions
+from foldspec.options import CONTEXT, MethodOptions
 
 __all__ = ["METHODS", "coverage_of", "make_method", "uses"]
 
@@ -27,7 +27,7 @@ METHODS = {
 
 def make_method(options: MethodOptions, layers: Sequence[DrafterLayer], block: int) -> ContextMethod:
     """Raises :class:`UsageError` for an unknown name, or for values by layer that are not one a layer."""
-    return _find(options.context)(options, layers, block)
+    return _find(options.context or CONTEXT)(options, layers, block)
 
 
 def uses(name: str) -> frozenset[str]:

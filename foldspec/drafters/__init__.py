@@ -9,19 +9,26 @@ from importlib import import_module
 from foldspec.drafters.base import Drafter, DrafterNetwork
 from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import ARCHITECTURES as TARGETS
 from foldspec.models.config import ModelConfig
 
 __all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
 
 # what the registry calls the kinds that run
-KINDS = ("dflash", "dspark")
+KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffusion")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
     "DFlashDraftModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Qwen3DSparkModel": "foldspec.drafters.dflash:DFlashNetwork",
     "Gemma4DSparkModel": "foldspec.drafters.gemma4_dspark:Gemma4Network",
+    "DreamModel": "foldspec.drafters.masked_networks:DreamNetwork",
+    "SDARForCausalLM": "foldspec.drafters.masked_networks:SDARNetwork",
+    "MaskedLlamaForCausalLM": "foldspec.drafters.masked_networks:MaskedLlamaNetwork",
 }
+
+# any target model may draft, too
+LANGUAGE_MODEL = "foldspec.drafters.autoregressive:AutoregressiveNetwork"
 
 # architecture -> the name under which it is known and not supported
 REFUSED = {"DFlash2DraftModel": "DFlash 2"}
@@ -44,8 +51,9 @@ def make_network(config: ModelConfig, tensors: Collection[str], kernels: Kernels
     name = config.architecture
     if name in REFUSED:
         raise config.error(f"{REFUSED[name]} ({name}) is not supported", do="use a drafter of another kind")
-    if name not in ARCHITECTURES:
-        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {', '.join(sorted(ARCHITECTURES))}")
-    module, _, attribute = ARCHITECTURES[name].partition(":")
+    if name not in ARCHITECTURES and name not in TARGETS:
+        known = ", ".join(sorted({*ARCHITECTURES, *TARGETS}))
+        raise config.error(f"unknown drafter architecture {name!r}", do=f"known: {known}")
+    module, _, attribute = ARCHITECTURES.get(name, LANGUAGE_MODEL).partition(":")
     network: DrafterNetwork = getattr(import_module(module), attribute).from_config(config, tensors, kernels)
     return network

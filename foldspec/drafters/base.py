@@ -1,59 +1,127 @@
-"""What the round loop asks of a drafter, whichever it is."""
+"""What the house asks of a drafter, whichever it is: of its network to load it and to plan its memory, of the drafter
+itself in the round loop."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
-from foldspec.cache.paged import CacheSpec
+from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
-from foldspec.context.base import DrafterLayer
-from foldspec.context.reader import ContextReader
+from foldspec.errors import UsageError
+from foldspec.kernels.dispatch import Kernels
 from foldspec.made_up import Numbers
 from foldspec.models.base import LanguageModel
-from foldspec.models.rope import Rope
 from foldspec.noise import Noise
+from foldspec.options import MethodOptions
 from foldspec.records import DrafterFacts, PointMass, Proposal
-from foldspec.sampling import ARGMAX, DraftSampling
+from foldspec.sampling import DraftSampling
 
-__all__ = ["Drafter", "DrafterNetwork", "NoDrafter"]
+__all__ = ["Drafter", "DrafterNetwork", "Footprint", "Host", "NoDrafter", "Room"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a drafter works for: the target, its cache, and the kernels of both. ``verified``: the request whose
+    verification a context method may look at, where it is not the drafter's own."""
+
+    model: LanguageModel
+    cache: PagedCache
+    kernels: Kernels
+    verified: int | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a drafter's caches are made for, beside pages of ``page_size`` entries: ``requests`` at once and a kept
+    prompt, each of at most ``longest`` entries, a block behind them included, and ``longest_pass`` rows a forward."""
+
+    requests: int
+    longest: int
+    longest_pass: int
+    page_size: int
+
+
+class Footprint(NamedTuple):
+    """Bytes: of an ``entry`` in pages; of ``rings`` and recurrent states, and of a context method's ``state``, of all
+    requests that there is room for."""
+
+    entry: int
+    rings: int
+    state: int
 
 
 class DrafterNetwork(nn.Module, ABC):
     """A drafter's weights, named as in its checkpoint, on the meta device until they are loaded.
 
-    ``layer_facts``  what a context method may know of each layer
-    ``block``   B, the rows of a block, the anchor's included
-    ``rope``    the layers' rotary embedding; ``scale`` multiplies their logits
-    ``facts``   what the drafter asks of its target
-    ``heads``   query heads of a layer
-    ``confident`` whether it says where a block is not worth verifying any further
-    ``integer`` tensors that hold whole numbers
+    ``facts``      what the drafter asks of its target
+    ``block``      B, the rows of a block, the anchor's included; None: as many as are asked for
+    ``confident``  whether it says where a block is not worth verifying any further
+    ``integer``    tensors that hold whole numbers
+    ``verdict``    what it means that a target passed all checks, in words
+    ``reads_context``  whether a context method decides what it reads; else it reads everything
+    ``efforts``    the fields of :class:`Effort` that change what it does, ``q_mode`` aside, and ``order`` the one that
+                   is taken where none is given; ``no_effort`` says why one that is not among them means nothing
     """
 
-    layer_facts: tuple[DrafterLayer, ...]
-    block: int
-    rope: Rope
-    scale: float
-    heads: int
     facts: DrafterFacts
+    block: int | None = None
     confident: bool = False
     integer: frozenset[str] = frozenset()
+    verdict: ClassVar[str] = "the drafter was made for this target"
+    reads_context: ClassVar[bool] = True
+    efforts: frozenset[str] = frozenset()
+    order: str = "static"
+    no_effort: str = (
+        "the drafter has one step: a second would need the target's features of tokens that are only drafted"
+    )
+
+    def parameter_name(self, tensor: str) -> str | None:
+        """The parameter that a checkpoint's tensor fills; None for one that is ignored by rule."""
+        return tensor
+
+    def described(self) -> dict[str, Any]:
+        """What ``foldspec check`` says of it, beside its architecture."""
+        return {} if self.block is None else {"block": self.block}
 
     @abstractmethod
-    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """The geometry of its context."""
+    def rows(self, method: MethodOptions) -> int:
+        """The most rows of a round, in its own forwards and in the target's, the anchor's included."""
+
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        """The most rows of one of its own forwards, where a request holds ``longest`` entries."""
+        return self.rows(method)
+
+    def filled(self, method: MethodOptions) -> MethodOptions:
+        """The method with what it leaves to the network filled in. Raises :class:`UsageError` for what the network has
+        no use for."""
+        for name in ("block_length", "prefix_cache"):
+            if getattr(method, name) is not None:
+                raise UsageError(f"{self.facts.where} has no use for it", where=name, do="leave it out")
+        return method
+
+    @abstractmethod
+    def footprint(self, method: MethodOptions, dtype: torch.dtype, room: Room) -> Footprint:
+        """The memory that its caches take."""
+
+    @abstractmethod
+    def caches(self, dtype: torch.dtype, room: Room, pages: int, device: torch.device) -> Any:
+        """Its caches, shared by all drafters of these weights: for :meth:`bind` alone. They have a ``check()`` for
+        debug mode."""
 
     @abstractmethod
     def check(self, target: LanguageModel) -> None:
         """Look at the loaded weights once. Raises :class:`CheckpointError`."""
 
     @abstractmethod
-    def bind(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> Drafter:
-        """The drafter that these weights make for one target, one context method and one way to choose drafts."""
+    def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
+        """The drafter that these weights make for one target and one way of working. Raises :class:`UsageError` for a
+        method that it cannot follow."""
 
 
 class Drafter(ABC):
@@ -61,10 +129,13 @@ class Drafter(ABC):
 
     ``taps``        target layers whose raw outputs :meth:`absorb` wants, in this order
     ``max_drafts``  tokens that a round can propose at most
+    ``biased``      why drafts may not follow the laws that they are held with, given what stands before them; empty if
+                    they do
     """
 
     taps: tuple[int, ...] = ()
     max_drafts: int = 0
+    biased: str = ""
 
     @abstractmethod
     def open(self, request: int, longest: int | None = None) -> None:

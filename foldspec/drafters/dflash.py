@@ -27,7 +27,8 @@ from foldspec.cache.paged import CacheSpec
 from foldspec.cache.rows import Rows
 from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
-from foldspec.drafters.base import Drafter, DrafterNetwork
+from foldspec.drafters.base import Drafter
+from foldspec.drafters.conditioned import ConditionedNetwork
 from foldspec.drafters.dspark import Chain, ConfidenceHead, HeadsConfig, markov_head
 from foldspec.errors import CheckpointError
 from foldspec.kernels.dispatch import Kernels
@@ -178,7 +179,7 @@ class Block(nn.Module):
         return self.mlp(self.post_attention_layernorm(x), x)
 
 
-class DFlashNetwork(DrafterNetwork):
+class DFlashNetwork(ConditionedNetwork):
     """The weights, named as in the checkpoint. Embedding and head are the target's where the file has none."""
 
     d2t: torch.Tensor
@@ -247,7 +248,7 @@ class DFlashNetwork(DrafterNetwork):
         if bool((ids[1:] <= ids[:-1]).any()):  # laws over these ids are looked up by bisection, and name each id once
             raise CheckpointError("d2t does not map to rising ids of the target", where=self.config.where)
 
-    def bind(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> DFlash:
+    def drafter(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> DFlash:
         return DFlash(self, target, reader, sampling)
 
 

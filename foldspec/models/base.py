@@ -16,6 +16,7 @@ from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Matrix
+from foldspec.models.mask import CAUSAL, Mask
 
 __all__ = ["ForwardOutput", "ForwardPlan", "LanguageModel", "model_class"]
 
@@ -35,15 +36,17 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One forward over packed rows, causal, stored in the cache.
+    """One forward over packed rows, stored in the cache: what is not to stay there is truncated away after it.
 
     ``taps``       layer indices whose raw outputs are wanted (residual stream after the layer)
     ``head_rows``  packed rows whose logits are wanted; None for all
+    ``mask``       which entries each row reads; recurrent layers know :data:`CAUSAL` alone
     """
 
     rows: Rows
     taps: tuple[int, ...] = ()
     head_rows: tuple[int, ...] | None = None
+    mask: Mask = CAUSAL
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,12 @@ class LanguageModel(nn.Module, ABC):
     def head_weight(self) -> torch.Tensor:
         """The tensor of :attr:`head_matrix`, as it is held: perhaps packed."""
         return self.head_matrix.weight
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that a forward reads, each once. Embedding tables count where they are the head as well."""
+        head = self.head_weight
+        return sum(p.nbytes for name, p in self.named_parameters() if p is head or "embed_tokens" not in name)
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:

@@ -22,10 +22,10 @@ UNSUPPORTED = {
 
 
 class ModelConfig:
-    """One config.json (or a part of it) and the name to use for it in errors."""
+    """One config.json (or a part of it) and the name to use for it in errors; ``folder``: where it was read."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(self, values: dict[str, Any], where: str, folder: Path | None = None) -> None:
+        self.values, self.where, self.folder = values, where, folder
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:
@@ -39,7 +39,7 @@ class ModelConfig:
             raise CheckpointError(f"cannot be read as JSON ({error})", where=str(path)) from None
         if not isinstance(values, dict):
             raise CheckpointError("is not a JSON object", where=str(path))
-        return cls(values, str(path))
+        return cls(values, str(path), path.parent)
 
     def error(self, what: str, do: str = "") -> CheckpointError:
         return CheckpointError(what, where=self.where, do=do)

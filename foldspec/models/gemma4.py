@@ -19,7 +19,7 @@ from torch import nn
 from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
-from foldspec.models.base import LanguageModel
+from foldspec.models.base import ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import (
     GeGLU,
@@ -29,7 +29,7 @@ from foldspec.models.layers import (
     Projections,
     RMSNorm,
     Stack,
-    causal_attention,
+    masked_attention,
 )
 from foldspec.models.llama import Backbone, Llama, rotation
 from foldspec.models.rope import Rope
@@ -223,15 +223,14 @@ class Gemma4(Llama):
         block: nn.Module,
         index: int,
         x: torch.Tensor,
-        rows: Rows,
+        plan: ForwardPlan,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         cache: PagedCache,
     ) -> torch.Tensor:
         block = cast(Block, block)
-        attention = block.self_attn
-        q, k, v = attention.inputs(block.input_layernorm(x))
+        q, k, v = block.self_attn.inputs(block.input_layernorm(x))
         q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
-        o = causal_attention(q, cache, index, rows, self.kernels, 1.0, block.layer.window)
-        x = x + block.post_attention_layernorm(attention.output(o))
+        o = masked_attention(q, cache, index, plan.rows, self.kernels, 1.0, block.layer.window, plan.mask)
+        x = x + block.post_attention_layernorm(block.self_attn.output(o))
         x = x + block.post_feedforward_layernorm(block.mlp(block.pre_feedforward_layernorm(x)))
         return x * block.layer_scalar

@@ -17,6 +17,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.linear import Facts, panels
 from foldspec.kernels.multi_read_attention import ReadArgs
 from foldspec.models.config import ModelConfig
+from foldspec.models.mask import CAUSAL, Mask
 
 __all__ = [
     "Embedding",
@@ -29,8 +30,8 @@ __all__ = [
     "Stack",
     "SwiGLU",
     "by_row",
-    "causal_attention",
     "join",
+    "masked_attention",
     "matrices",
     "parameter",
     "settle",
@@ -299,7 +300,7 @@ class Projections(nn.Module):
         return self.o_proj(o.flatten(1), plus)
 
 
-def causal_attention(
+def masked_attention(
     q: torch.Tensor,
     cache: PagedCache,
     layer: int,
@@ -307,14 +308,14 @@ def causal_attention(
     kernels: Kernels,
     scale: float,
     window: int | None = None,
+    mask: Mask = CAUSAL,
 ) -> torch.Tensor:
-    """Rotated q [total, heads, d] of packed rows; each row reads its request's entries up to and with its own, of
-    which ``window`` keeps the last."""
+    """Rotated q [total, heads, d] of packed rows; each row reads of its request's entries the span that ``mask`` gives
+    it, of which ``window`` keeps the end."""
     cache.ask(layer, q, scale)
     batch = []
     for request, start, packed in rows:
-        ends = range(start + 1, start + packed.stop - packed.start + 1)
-        begins = [0 if window is None else max(0, end - window) for end in ends]
+        begins, ends = mask.spans(start, packed.stop - packed.start, window)
         base = begins[0]
         keys, values = cache.entries(layer, request, base)
         first, last = tuple(begin - base for begin in begins), tuple(end - base for end in ends)

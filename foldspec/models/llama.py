@@ -17,7 +17,7 @@ from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardOutput, ForwardPlan, LanguageModel
 from foldspec.models.config import ModelConfig
-from foldspec.models.layers import Embedding, Geometry, Linear, Matrix, Projections, RMSNorm, SwiGLU, causal_attention
+from foldspec.models.layers import Embedding, Geometry, Linear, Matrix, Projections, RMSNorm, SwiGLU, masked_attention
 from foldspec.models.rope import Rope
 
 __all__ = ["Backbone", "Extras", "Llama", "rotation"]
@@ -132,7 +132,7 @@ class Llama(LanguageModel):
         x = self.embed(ids)
         taps = {}
         for i, (block, cos_sin) in enumerate(zip(self.model.layers, rotations, strict=True)):
-            x = self._block(block, i, x, rows, cos_sin, cache)
+            x = self._block(block, i, x, plan, cos_sin, cache)
             if i in plan.taps:
                 taps[i] = x
         if plan.head_rows is not None:
@@ -149,16 +149,16 @@ class Llama(LanguageModel):
         block: nn.Module,
         index: int,
         x: torch.Tensor,
-        rows: Rows,
+        plan: ForwardPlan,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         cache: PagedCache,
     ) -> torch.Tensor:
         block = cast(Block, block)
-        attention = block.self_attn
-        q, k, v = attention.inputs(block.input_layernorm(x))
+        q, k, v = block.self_attn.inputs(block.input_layernorm(x))
         q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
-        o = causal_attention(q, cache, index, rows, self.kernels, self.geometry.head_dim**-0.5)
-        x = attention.output(o, x)
+        scale = self.geometry.head_dim**-0.5
+        o = masked_attention(q, cache, index, plan.rows, self.kernels, scale, mask=plan.mask)
+        x = block.self_attn.output(o, x)
         return block.mlp(block.post_attention_layernorm(x), x)
 
 

@@ -18,6 +18,7 @@ from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.recurrent import Columns, RecurrentSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.dispatch import Kernels
+from foldspec.models.base import ForwardPlan
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import (
     Geometry,
@@ -27,10 +28,11 @@ from foldspec.models.layers import (
     Stack,
     SwiGLU,
     by_row,
-    causal_attention,
+    masked_attention,
     parameter,
 )
 from foldspec.models.llama import Extras, Llama
+from foldspec.models.mask import CAUSAL
 from foldspec.models.rope import Rope
 
 __all__ = ["Qwen3_5"]
@@ -219,19 +221,19 @@ class Qwen3_5(Llama):
         block: nn.Module,
         index: int,
         x: torch.Tensor,
-        rows: Rows,
+        plan: ForwardPlan,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         cache: PagedCache,
     ) -> torch.Tensor:
-        assert isinstance(block, Block)
+        assert isinstance(block, Block) and plan.mask == CAUSAL, "a state knows what came before alone"
         h = block.input_layernorm(x)
         if block.linear_attn is not None:
-            x = block.linear_attn(h, x, index, rows, cache)
+            x = block.linear_attn(h, x, index, plan.rows, cache)
         else:
             assert block.self_attn is not None
             q, gate, k, v = block.self_attn.gated_inputs(h)
             q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
-            o = causal_attention(q, cache, index, rows, self.kernels, self.geometry.head_dim**-0.5)
+            o = masked_attention(q, cache, index, plan.rows, self.kernels, self.geometry.head_dim**-0.5)
             x = block.self_attn.output(o * by_row(torch.sigmoid, gate), x)
         return block.mlp(block.post_attention_layernorm(x), x)
 

@@ -149,7 +149,8 @@ class Rounds:
                 request.fail(_not_finite(request, position + sound))
             if i < decoding and tokens:
                 outside = sum(row < len(tokens) for row in verdict.outside)
-                request.rounds.append(Round(position, proposal.tokens, min(verdict.accepted, sound), tokens, outside))
+                stood = min(verdict.accepted, sound)
+                request.rounds.append(Round(position, proposal.tokens, stood, tokens, outside, proposal.steps))
 
     def _keep(
         self,

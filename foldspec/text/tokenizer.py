@@ -11,7 +11,7 @@ import tokenizers
 
 from foldspec.errors import CheckpointError, UsageError
 
-__all__ = ["Tokenizer", "one_line", "read_json", "stop_ids", "token_text"]
+__all__ = ["Tokenizer", "mask_id", "one_line", "read_json", "stop_ids", "token_text"]
 
 
 def one_line(error: Exception) -> str:
@@ -128,6 +128,24 @@ class Tokenizer:
     def visible(self, ids: Iterable[int]) -> list[int]:
         """The ids that :meth:`decode` gives to the decoder: known and not special."""
         return [i for i in ids if i not in self._special and self._core.id_to_token(i) is not None]
+
+
+def mask_id(folder: Path | str) -> int | None:
+    """The id of tokenizer_config.json's ``mask_token``, by its own table of added tokens, by added_tokens.json or by
+    tokenizer.json; None where there is none of that. CheckpointError if a file is malformed."""
+    path = Path(folder) / "tokenizer_config.json"
+    config, added = read_json(path), read_json(path.with_name("added_tokens.json"))
+    text = token_text(config, "mask_token", str(path))
+    listed = config.get("added_tokens_decoder")
+    for name, entry in listed.items() if isinstance(listed, Mapping) else ():
+        if isinstance(entry, Mapping) and entry.get("content") == text and name.isdecimal():
+            return int(name)
+    if text is None:
+        return None
+    if isinstance(added.get(text), int):
+        return int(added[text])
+    tokenizer = Tokenizer.load(folder)
+    return None if tokenizer is None else tokenizer._core.token_to_id(text)
 
 
 def stop_ids(folder: Path | str, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> tuple[int, ...]:

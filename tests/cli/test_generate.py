@@ -66,7 +66,9 @@ def test_the_json_object() -> None:
     traced = report(*SMALL, "--max-tokens", 32, "--ignore-eos")
     assert list(traced) == [*KEYS, "rounds", "times_ms"]
     assert len(traced["times_ms"]) == len(traced["rounds"]) + 1
-    assert all(list(r) == ["anchor_pos", "drafted", "accepted", "committed", "outside"] for r in traced["rounds"])
+    assert all(
+        list(r) == ["anchor_pos", "drafted", "accepted", "committed", "outside", "steps"] for r in traced["rounds"]
+    )
     assert traced["schema"] == "foldspec.generate/1" and traced["lossless"] is True and traced["text"] == ""
     assert traced["prompt_ids"] == PROMPT and traced["token_ids"] == ANSWER == done.json["token_ids"]
     assert traced["finish_reason"] == "length" and traced["tau"] > 1 and traced["tpot_ms"] > 0 and traced["ttft_ms"] > 0

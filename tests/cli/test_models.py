@@ -27,7 +27,7 @@ def test_the_list() -> None:
     lines = main("models").out.splitlines()
     assert [line.split()[0] for line in lines[: len(REGISTRY.pairs)]] == list(REGISTRY.pairs)
     assert lines[1].endswith("; 18.2 GB, not on this disk") and "not yet" in lines[len(REGISTRY.pairs) - 1]
-    assert "contexts: full, window, fold" in lines
+    assert any(line.startswith("contexts: full, window, fold, ") for line in lines)
 
 
 def test_what_is_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +125,6 @@ def test_a_drafter_that_is_not_built_is_refused_before_anything_is_fetched(name:
     for command in (("generate", name, "-p", "x"), ("check", name)):
         line = refused(main(*command), 3, f"is a drafter of the kind {drafter.kind}", "this version does not run")
         assert drafter.name in line and "--drafter lookup" in line
-
-
-def test_a_confidence_head_is_refused_before_anything_is_fetched() -> None:
-    line = refused(main("generate", "qwen3-8b-dspark", "-p", "x"), 3, "the registry's config of deepseek-ai/dspark")
-    assert "enable_confidence_head" in line
 
 
 def test_a_pair_that_runs_and_is_not_here() -> None:

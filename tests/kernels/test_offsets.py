@@ -19,7 +19,7 @@ import tiny
 import torch
 from native import INSTRUCTIONS
 
-from foldspec.cache.paged import CacheSpec, PagedCache
+from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.cache.side import DraftCache
 from foldspec.context import METHODS
@@ -188,14 +188,16 @@ class FarDraftCache(DraftCache):
         return empty(self.spec.layers, slots, self.spec.kv_heads, width)
 
 
-def far_cache(spec: CacheSpec) -> PagedCache:
+def far_cache(spec: TargetSpec) -> PagedCache:
     """Three pages, of which another request has the first."""
     cache = PagedCache(spec, pages=3, page_size=16, device="cpu")
     cache.tables = type(cache.tables)(3, PAGE)
-    cache._keys, cache._values = (
-        empty(spec.layers, 3 * PAGE, spec.kv_heads, width) for width in (spec.key_width, spec.value_width)
+    (pool,), (own,) = spec.attention, cache._pools
+    own.keys, own.values = (
+        empty(pool.layers, 3 * PAGE, pool.kv_heads, width) for width in (pool.key_width, pool.value_width)
     )
-    cache._layers = list(zip(cache._keys, cache._values, strict=True))
+    own.layers = list(zip(own.keys, own.values, strict=True))
+    cache._layers = {i: (own, layer) for i, layer in enumerate(own.layers)}
     cache.open(9)
     cache.reserve(9, 1)
     return cache

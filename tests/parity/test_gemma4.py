@@ -20,7 +20,7 @@ from foldspec.cache.paged import PagedCache
 from foldspec.models import gemma4
 from foldspec.models.base import ForwardOutput, ForwardPlan
 from foldspec.models.gemma4 import Block, Gemma4
-from foldspec.models.layers import RMSNorm, causal_attention
+from foldspec.models.layers import RMSNorm, masked_attention
 from foldspec.models.rope import Rope
 
 FIRST, OTHER, _ = gemma.VARIANTS
@@ -190,12 +190,13 @@ def powers(theta: float, width: int, of: int | None = None) -> torch.Tensor:
 
 def attention(**change: Any) -> Callable[[Gemma4, pytest.MonkeyPatch], None]:
     def mutate(model: Gemma4, patch: pytest.MonkeyPatch) -> None:
-        def other(q: Any, cache: Any, layer: Any, rows: Any, kernels: Any, scale: float, window: int | None) -> Any:
+        def other(q: Any, cache: Any, layer: Any, rows: Any, kernels: Any, scale: float, *rest: Any) -> Any:
             scale = q.shape[-1] ** -0.5 if "scale" in change else scale
+            window, mask = rest
             window = window + change.get("window", 0) if window and change.get("window", 0) is not None else None
-            return causal_attention(q, cache, layer, rows, kernels, scale, window)
+            return masked_attention(q, cache, layer, rows, kernels, scale, window, mask)
 
-        patch.setattr(gemma4, "causal_attention", other)
+        patch.setattr(gemma4, "masked_attention", other)
 
     return mutate
 

@@ -223,13 +223,15 @@ def positions_shifted(by: int) -> Callable[[Patch, Path], None]:
     def apply(patch: Patch, _: Path) -> None:
         absorb = ContextReader.absorb
 
-        def moved(self: ContextReader, *args: object) -> None:
-            true = self._rope
-            self._rope = Shifted(true)
+        def moved(self: ContextReader, rows: Rows, *args: object) -> None:
+            true = {request: self._held[request].ropes for request in rows.requests}
+            for request, ropes in true.items():
+                self._held[request].ropes = tuple(Shifted(rope) for rope in ropes)
             try:
-                absorb(self, *args)  # type: ignore[arg-type]
+                absorb(self, rows, *args)  # type: ignore[arg-type]
             finally:
-                self._rope = true
+                for request, ropes in true.items():
+                    self._held[request].ropes = ropes
 
         patch.setattr(ContextReader, "absorb", moved)
 

@@ -274,6 +274,6 @@ def test_drafts_drawn_in_another_order_need_their_anchor_and_their_step_in_the_k
 
 def test_block_drafts_without_their_anchor_in_the_key_are_noticed() -> None:
     """Drawn from left to right they would do no harm; the rule is kept all the same, and is seen in the keys."""
-    names = mutant(sampling, "anchor + 1 + i, anchor=anchor)", "anchor + 1 + i)")
+    names = mutant(sampling, "anchor + 1 + i, anchor=anchor, step=step)", "anchor + 1 + i)")
     drafter = TableDrafter(names["DraftSampling"](temperature=1.3))
     assert any(len({key[1:] for key in keys}) < len(keys) for keys in keys_of(make_rule("exact"), drafter))

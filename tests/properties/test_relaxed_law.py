@@ -340,7 +340,7 @@ def one_token(p: np.ndarray, q: np.ndarray, share: float) -> tuple[float, np.nda
     for y, chance in enumerate(q):
         if chance == 0:
             continue
-        proposal: Sampled[Law] = Sampled(lambda law, i, y=y: y)  # type: ignore[misc]
+        proposal: Sampled[Law] = Sampled(lambda law, i, step, y=y: y)  # type: ignore[misc]
         proposal.draw(Law(torch.tensor(q).log()))
         found = outcomes(partial(one_verdict, rule, rows, proposal))
         for verdict, mass in found.items():

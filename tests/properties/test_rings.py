@@ -18,7 +18,7 @@ from foldspec.bench.offline import leading_drafts
 from foldspec.cache.paged import CacheSpec, PagedCache, TargetSpec
 from foldspec.cache.rows import Rows
 from foldspec.kernels.rotate_append import Slots
-from foldspec.models.layers import causal_attention
+from foldspec.models.layers import masked_attention
 
 WINDOW, LONGEST = 4, 6
 
@@ -59,7 +59,7 @@ class Layers:
             q, k, v = drawn.split_with_sizes((HEADS, spec.kv_heads, spec.kv_heads), 1)
             into: Slots = self.cache.slots(layer)
             into.keys[list(into.slots)], into.values[list(into.slots)] = k, v
-            found = causal_attention(q, self.cache, layer, rows, self.kernels, 0.7, window)
+            found = masked_attention(q, self.cache, layer, rows, self.kernels, 0.7, window)
             for request, start, packed in rows:
                 self.kept[request][layer] += list(torch.stack([k, v], 1)[packed])
                 for r in range(packed.stop - packed.start):

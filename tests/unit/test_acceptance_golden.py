@@ -31,7 +31,7 @@ def logs(probs: Any) -> torch.Tensor:
 
 def drafted(tokens: list[int], laws: list[list[float]]) -> Sampled[Law]:
     """Tokens as if they had been drawn from these laws."""
-    proposal: Sampled[Law] = Sampled(lambda law, i: tokens[i])
+    proposal: Sampled[Law] = Sampled(lambda law, i, step: tokens[i])
     for law in laws:
         proposal.draw(Law(logs(law)))
     return proposal
@@ -217,7 +217,7 @@ def test_a_draft_that_p_rules_out_is_refused_by_a_number_of_0_and_one_of_mass_1_
 
 def test_q_that_is_not_finite_costs_the_draft_and_not_the_law() -> None:
     """A drafter's network may overflow: nothing is accepted, and what comes out is p."""
-    broken: Sampled[Law] = Sampled(lambda law, i: 0)
+    broken: Sampled[Law] = Sampled(lambda law, i, step: 0)
     broken.draw(Law(torch.tensor([float("nan"), 0.0])))
     rows = logs([[0.25, 0.75], [0.5, 0.5]])
     found = outcomes(

@@ -152,7 +152,7 @@ def test_every_option_has_a_default_and_none_can_be_changed() -> None:
 
 def test_the_defaults_are_the_ones_that_are_documented() -> None:
     method = MethodOptions()
-    assert (method.context, method.coverage, method.far_boundary, method.accept) == ("fold", None, "D", "exact")
+    assert (method.context, method.coverage, method.far_boundary, method.accept) == (None, None, "D", "exact")
     assert (method.window, method.alpha, method.draft_tokens, method.yarn_ref) == (None, None, None, None)
     assert (method.draft_window, method.sinks, method.recents, method.rerope_len) == (2048, 4, 2044, 4096)
     assert (method.infllm_block, method.infllm_init, method.infllm_topk, method.infllm_repr) == (128, 128, 16, 4)

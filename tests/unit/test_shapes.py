@@ -111,7 +111,7 @@ def test_the_classes_accept_the_lists_like_files(name: str) -> None:
         ours = [e for n, e in found.target.weights.entries.items() if found.model.parameter_name(n) is not None]
         assert sum(t.numel() for t in state.values()) == sum(math.prod(e.shape) for e in ours)
     drafter = pair.drafter.config.get("architectures", ["DFlashDraftModel"])[0]
-    runs = target in TARGETS and drafter in DRAFTERS and not pair.drafter.config.get("enable_confidence_head")
+    runs = target in TARGETS and drafter in DRAFTERS
     if runs and pair.drafter.kind in KINDS:
         found = loading.built_in(pair, KERNELS)
         assert found.network is not None and found.network.block > 1
