@@ -18,6 +18,7 @@ from training.masked import MaskedPlan, MaskedTrainee, Noised, masked_config, no
 from training.prompts import Prompt
 from training.store import read, read_texts, write_shard
 
+from foldspec import Engine, SamplingParams
 from foldspec.errors import UsageError
 from foldspec.models.config import ModelConfig
 from foldspec.models.llama import Llama
@@ -172,6 +173,25 @@ def test_noise_is_what_a_round_meets() -> None:
     for place in range(BLOCK):
         least = (place + 1) / BLOCK * 0.75
         assert least - 0.02 < shares[place].item() < least + 0.2
+
+
+def test_an_exported_drafter_drafts_live_what_training_drafts(folder: Path, tmp_path: Path) -> None:
+    """Up to the end of the anchor's block, which is as far as training looks."""
+    trainee = trainee_of(folder)
+    trainee.export(tmp_path / "drafter")
+    engine = Engine.load(target=str(folder), drafter=str(tmp_path / "drafter"), weights="float32", draft_tokens=6)
+    compared = 0
+    for seed in range(3):
+        start = prompt(9 + seed, seed=seed)
+        done = engine.generate(start, SamplingParams(max_tokens=40, ignore_eos=True))
+        ids = [*start, *done.token_ids]
+        ids += [0] * (-len(ids) % BLOCK)  # the last block may be cut; what is in it after the anchor is not read
+        for one in done.rounds[:-3]:  # the limit cuts the last ones short
+            begin = (one.anchor_pos + 1) % BLOCK
+            drafts = trainee.drafts(torch.tensor(ids), begin)[(one.anchor_pos + 1) // BLOCK].tolist()
+            assert list(one.drafted[: BLOCK - begin]) == drafts
+            compared += len(drafts)
+    assert compared > 60
 
 
 def texts_of(folder: Path, taps: tuple[int, ...], count: int = 6) -> list[Continuation]:
