@@ -32,7 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "masked": {
         "layers": 4,
-        "block": 8,
+        "block": 4,
         "begin_as": None,
         "batch": 2,
         "labels": 384,
@@ -111,7 +111,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     learn.add_argument("--steps", type=whole(1, 1 << 30), default=4000)
     own = learn.add_argument_group("of the kind", "Defaults differ; those of one kind alone say so.")
     own.add_argument("--layers", type=whole(1), help="2; 4 for masked")
-    own.add_argument("--block", type=whole(1, 64), help="rows of a block: 7; places of the grid: 8")
+    own.add_argument("--block", type=whole(1, 64), help="rows of a block, 7; masked: places of one, 4")
     own.add_argument(
         "--begin-as",
         type=layers,
