@@ -1,7 +1,7 @@
 """Train a drafter for a target: write its texts, learn from them, export a checkpoint that foldspec loads.
 
     python scripts/train_drafter.py data smollm2-135m --data DIR [--source code:NAME=FOLDER ...] [--sequences 4096]
-    python scripts/train_drafter.py train smollm2-135m --data DIR --out DIR --mask-id 16 [--kind dflash]
+    python scripts/train_drafter.py train smollm2-135m --data DIR --out DIR --mask-id 16 [--kind dflash|masked]
 
 ``data`` lets the target continue prompts greedily and keeps its tapped states beside the texts, shard by shard.
 ``train`` learns from them and ends with ``OUT/drafter/``: config.json and model.safetensors. Both go on where they
@@ -18,14 +18,15 @@ import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from training.dflash import Trainee, config_of, draft_vocabulary
+from training.dflash import DFlashPlan, Trainee, config_of, draft_vocabulary
 from training.generate import RoundedProducts, generate
-from training.loop import Plan, train
-from training.options import parser
+from training.loop import Learner, Plan, train
+from training.masked import MaskedPlan, MaskedTrainee, masked_config
+from training.options import fill, parser
 from training.prompts import Prompts, Source
 from training.store import Text, Texts, begin_data, read, read_plan, read_texts, write_shard
 
@@ -37,6 +38,7 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.library import Library
 from foldspec.loading import FoundPair, find_pair, load_pair
 from foldspec.models.base import ForwardPlan
+from foldspec.models.llama import Llama
 from foldspec.options import EngineOptions
 from foldspec.resources import pick_device, pick_dtype
 
@@ -121,8 +123,8 @@ def make_data(options: argparse.Namespace) -> None:
         print(f"shard {shard}: {written} tokens written, {seconds:.0f} s", flush=True)
 
 
-def train_dflash(options: argparse.Namespace) -> None:
-    """The ``train`` command for ``--kind dflash``."""
+def learn(options: argparse.Namespace) -> None:
+    """The ``train`` command."""
     # on torch alone: compiled kernels hold weights in a layout of their own, and are not needed for one text
     found, dtype, device = load_target(options, Kernels("reference"))
     facts = read_plan(options.data)
@@ -131,52 +133,28 @@ def train_dflash(options: argparse.Namespace) -> None:
         raise UsageError(f"holds texts of {name}", where=str(options.data), do="name its target")
     model = found.model
     check_layers(f"{options.data}, taps", facts["taps"], 0, model.layer_count - 1)
-    for option, value, most in (
-        ("--mask-id", options.mask_id, model.vocabulary - 1),
-        ("--draft-vocab", options.draft_vocab, model.vocabulary),
-        ("--layers", options.layers, model.layer_count - 1),
-    ):
-        if value > most:
-            raise UsageError(f"must be at most {most} for this target, not {value}", where=option)
-    if options.markov_rank and options.layout != "deepspec":
-        raise UsageError(f"is nothing that {options.layout} has", where="--markov-rank", do="use --layout deepspec")
-    begin = options.begin_as or tuple(range(model.layer_count - options.layers, model.layer_count))
-    check_layers("--begin-as", begin, 1, model.layer_count - 1)
+    if options.mask_id >= model.vocabulary:
+        what = f"must be at most {model.vocabulary - 1} for this target, not {options.mask_id}"
+        raise UsageError(what, where="--mask-id")
+    check, make = {"dflash": (check_dflash, make_dflash), "masked": (check_masked, make_masked)}[options.kind]
+    begin = check(options, found)
     if len(begin) != options.layers:
         raise UsageError(f"names {len(begin)} layers, the drafter has {options.layers}", where="--begin-as")
-    sides = read_texts(options.data, shortest=12, width=len(facts["taps"]) * model.width, vocabulary=model.vocabulary)
-    vocabulary = None
-    if options.draft_vocab:
-        texts, prompts = zip(*(split(one) for one in sides[0]), strict=True)
-        vocabulary = draft_vocabulary(texts, prompts, options.draft_vocab, found.model.vocabulary)
-    config = config_of(
-        found.target.config,
-        layout=options.layout,
-        layers=options.layers,
-        block=options.block,
-        taps=facts["taps"],
-        mask_id=options.mask_id,
-        draft_ids=options.draft_vocab or None,
-        markov_rank=options.markov_rank,
-    )
+    width = len(facts["taps"]) * model.width
+    shortest = max(12, options.block if options.kind == "masked" else 0)
+    sides = read_texts(options.data, shortest=shortest, width=width, vocabulary=model.vocabulary)
     torch.manual_seed(options.seed)
-    head_dtype = torch.float32 if options.full_precision else torch.bfloat16
-    trainee = Trainee(config, found.model, vocabulary, device, head_dtype)
-    trainee.start(dict(found.model.named_parameters()), begin, magnitudes(found, dtype, sides[0], facts["taps"], begin))
+    common = {
+        "steps": options.steps,
+        "seed": options.seed,
+        "sequences": options.batch,
+        "decay": options.decay,
+        "rate": options.rate,
+        "bf16": not options.full_precision,
+    }
+    trainee, plan = make(options, found, dtype, device, sides[0], facts["taps"], begin, common)
     for weight in trainee.parameters():
         weight.requires_grad_(True)
-    plan = Plan(
-        steps=options.steps,
-        seed=options.seed,
-        sequences=options.batch,
-        anchors=options.anchors,
-        first_part=options.first_part,
-        first_anchors=options.first_anchors,
-        decay=options.decay,
-        rate=options.rate,
-        warm_up=0.03,
-        bf16=not options.full_precision,
-    )
     size = sum(weight.numel() for weight in trainee.parameters())
     print(
         f"{len(sides[0])} texts, {sides[0].written} tokens; {len(sides[1])} for validation; {size} weights", flush=True
@@ -189,9 +167,88 @@ def train_dflash(options: argparse.Namespace) -> None:
         save_every=options.save_every,
         say=lambda line: print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True),
         stop_after=options.stop_after,
-        made={"config": config, "begin": list(begin), "data": facts},
+        made={"config": trainee.config, "begin": list(begin), "data": facts},
     )
     trainee.export(options.out / "drafter")
+
+
+def check_dflash(options: argparse.Namespace, found: FoundPair) -> tuple[int, ...]:
+    """The layers to begin as. Raises :class:`UsageError` for options that do not fit the target."""
+    layers = found.model.layer_count
+    for option, value, most in (
+        ("--draft-vocab", options.draft_vocab, found.model.vocabulary),
+        ("--layers", options.layers, layers - 1),
+    ):
+        if value > most:
+            raise UsageError(f"must be at most {most} for this target, not {value}", where=option)
+    if options.markov_rank and options.layout != "deepspec":
+        raise UsageError(f"is nothing that {options.layout} has", where="--markov-rank", do="use --layout deepspec")
+    begin: tuple[int, ...] = options.begin_as or tuple(range(layers - options.layers, layers))
+    check_layers("--begin-as", begin, 1, layers - 1)
+    return begin
+
+
+def make_dflash(
+    options: argparse.Namespace,
+    found: FoundPair,
+    dtype: torch.dtype,
+    device: torch.device,
+    texts: Texts,
+    taps: Sequence[int],
+    begin: Sequence[int],
+    common: dict[str, Any],
+) -> tuple[Learner[Any], Plan]:
+    vocabulary = None
+    if options.draft_vocab:
+        said, prompts = zip(*(split(one) for one in texts), strict=True)
+        vocabulary = draft_vocabulary(said, prompts, options.draft_vocab, found.model.vocabulary)
+    config = config_of(
+        found.target.config,
+        layout=options.layout,
+        layers=options.layers,
+        block=options.block,
+        taps=taps,
+        mask_id=options.mask_id,
+        draft_ids=options.draft_vocab or None,
+        markov_rank=options.markov_rank,
+    )
+    head_dtype = torch.float32 if options.full_precision else torch.bfloat16
+    trainee = Trainee(config, found.model, vocabulary, device, head_dtype)
+    trainee.start(dict(found.model.named_parameters()), begin, magnitudes(found, dtype, texts, taps, begin))
+    own = {name: getattr(options, name) for name in ("anchors", "first_part", "first_anchors")}
+    return trainee, DFlashPlan(**common, **own, warm_up=0.03)
+
+
+def check_masked(options: argparse.Namespace, found: FoundPair) -> tuple[int, ...]:
+    """The layers to begin as: the first ones and the last, unless they are named. Raises :class:`UsageError` for
+    options and targets that do not fit."""
+    model = found.model
+    if type(model) is not Llama or any(name.endswith(".bias") for name, _ in model.named_parameters()):
+        what = "is no Llama without biases, whose layers a masked drafter is made of"
+        raise UsageError(what, where=str(found.target.folder), do="use --kind dflash")
+    if options.layers > model.layer_count:
+        what = f"must be at most {model.layer_count} for this target, not {options.layers}"
+        raise UsageError(what, where="--layers")
+    begin: tuple[int, ...] = options.begin_as or (*range(options.layers - 1), model.layer_count - 1)
+    check_layers("--begin-as", begin, 0, model.layer_count - 1)
+    return begin
+
+
+def make_masked(
+    options: argparse.Namespace,
+    found: FoundPair,
+    dtype: torch.dtype,
+    device: torch.device,
+    texts: Texts,
+    taps: Sequence[int],
+    begin: Sequence[int],
+    common: dict[str, Any],
+) -> tuple[Learner[Any], Plan]:
+    config = masked_config(found.target.config, layers=options.layers, block=options.block, mask_id=options.mask_id)
+    head_dtype = torch.float32 if options.full_precision else torch.bfloat16
+    trainee = MaskedTrainee(config, cast(Llama, found.model), taps[-1], device, head_dtype)
+    trainee.start(dict(found.model.named_parameters()), begin)
+    return trainee, MaskedPlan(**common, labels=options.labels, warm_up=60, validation=32)
 
 
 def split(sequence: Text) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,7 +292,7 @@ def main() -> int:
         if options.command == "data":
             make_data(options)
         else:
-            {"dflash": train_dflash}[options.kind](options)
+            learn(fill(options))
     except FoldspecError as error:
         return fail(str(error), error.exit_code)
     except (OSError, SafetensorError) as error:  # a file that cannot be read or written, a disk that is full
@@ -243,7 +300,7 @@ def main() -> int:
     except RuntimeError as error:
         if "allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
-        return fail("out of memory; lower --batch, --anchors or --block", ResourceError.exit_code)
+        return fail("out of memory; lower --batch, --labels, --anchors or --block", ResourceError.exit_code)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130

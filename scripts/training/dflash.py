@@ -6,15 +6,14 @@ training pass has no cache: every block reads the sequence's context rows before
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 from foldspec.drafters.dflash import DFlashConfig, DFlashNetwork
@@ -22,8 +21,11 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.rotate_append.reference import rotate
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
+from training.loop import Learner, Plan, export
+from training.shape import target_shape
+from training.store import Text, Texts, read
 
-__all__ = ["Anchors", "Trainee", "config_of", "draft_vocabulary"]
+__all__ = ["Anchors", "DFlashPlan", "Trainee", "config_of", "draft_vocabulary"]
 
 IGNORED = -100
 
@@ -40,21 +42,7 @@ def config_of(
     markov_rank: int,
 ) -> dict[str, Any]:
     """The config.json of a drafter shaped like its target; ``layout`` is ``deepspec`` or ``zlab``."""
-    values = target.values
-    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
-        if not target.has(name):
-            raise target.error(f"{name} is missing, and a drafter is shaped like its target")
-    config = {
-        name: values[name]
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "max_position_embeddings",
-        )
-    }
+    values, config = target.values, target_shape(target)
     rope = values.get("rope_parameters") or {}
     config |= {
         "model_type": "qwen3",
@@ -87,6 +75,16 @@ def config_of(
 
 
 @dataclass(frozen=True)
+class DFlashPlan(Plan):
+    """``anchors``: blocks a sequence. ``first_part``: share of the steps that train the first drafted row alone, at
+    ``first_anchors`` a sequence."""
+
+    anchors: int = 48
+    first_part: float = 0.25
+    first_anchors: int = 224
+
+
+@dataclass(frozen=True)
 class Anchors:
     """One sequence of a step: ``ids`` [n], ``taps`` [n, M * width] bf16 of which only rows before the last anchor are
     read, ``at`` [a] positions of the anchors, in order."""
@@ -101,7 +99,7 @@ class Anchors:
         return self.ids[index.clamp(max=len(self.ids) - 1)].masked_fill(index >= len(self.ids), IGNORED)
 
 
-class Trainee(nn.Module):
+class Trainee(Learner[DFlashPlan]):
     """A DFlash network with fp32 weights that learn, the target's frozen embedding and head, perhaps a Markov head.
 
     ``first`` is how many places after the anchor row 0 predicts: 0 for z-lab's layout, 1 for DeepSpec's.
@@ -119,7 +117,7 @@ class Trainee(nn.Module):
         rank = int(config.get("markov_rank", 0))
         plain = {**config, "markov_rank": 0}
         names = () if vocabulary is None else ("d2t",)
-        self.config = config
+        self.config, self.device = config, device
         read = DFlashConfig.from_config(ModelConfig(plain, "drafter"), names)
         self.net = DFlashNetwork(read, Kernels("reference"))
         self.first = 1 - read.first_row
@@ -216,6 +214,26 @@ class Trainee(nn.Module):
         total: torch.Tensor = (each * weight.flatten()).sum() / weight.sum().clamp(min=1e-6)
         return total
 
+    def step_loss(self, plan: DFlashPlan, texts: Texts, step: int, rank: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        rng = random.Random(f"{plan.seed}/{step}/{rank}")
+        first = step < plan.first_part * plan.steps
+        rows = 2 - self.first if first else self.block
+        count = plan.first_anchors if first else plan.anchors
+        batch: list[Anchors] = []
+        while len(batch) < plan.sequences:
+            anchors = _anchors(rng.choice(texts), count, rng, drafts=0)
+            if anchors is not None:
+                batch.append(anchors)
+        return self.loss(batch, rows, plan.decay), {"rows": rows}
+
+    def validate(self, plan: DFlashPlan, texts: Texts) -> Iterator[tuple[str, int, list[int]]]:
+        rng = random.Random(f"validation/{plan.seed}")
+        drafts = self.block - (1 - self.first)
+        for text in rng.sample(texts, min(plan.validation, len(texts))):
+            anchors = _anchors(text, 24, rng, drafts=drafts)
+            if anchors is not None:
+                yield text.kind, drafts, self.leading([anchors]).tolist()
+
     @torch.no_grad()
     def drafts(self, batch: Sequence[Anchors]) -> torch.Tensor:
         """[anchors, drafts] ids that a greedy round drafts after each anchor."""
@@ -234,16 +252,21 @@ class Trainee(nn.Module):
         return (drafts == labels).int().cumprod(1).sum(1)
 
     def export(self, folder: Path) -> None:
-        """config.json and model.safetensors in bf16, as foldspec loads them."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: weight.detach().cpu().bfloat16().contiguous() for name, weight in self.net.named_parameters()}
+        tensors: dict[str, torch.Tensor] = dict(self.net.named_parameters())
         if len(self.vocabulary) < len(self.draft_id):
-            tensors["d2t"] = self.net.d2t.cpu()
+            tensors["d2t"] = self.net.d2t
         for name, weight in self.markov.items():
-            tensors[f"markov_head.markov_{name}.weight"] = weight.detach().cpu().bfloat16().contiguous()
-        save_file(tensors, folder / "model.part")
-        (folder / "model.part").replace(folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
+            tensors[f"markov_head.markov_{name}.weight"] = weight
+        export(folder, self.config, tensors)
+
+
+def _anchors(text: Text, count: int, rng: random.Random, *, drafts: int) -> Anchors | None:
+    """Anchors of a text; with ``drafts``, only such as have so many tokens after them."""
+    ids, taps = read(text)
+    able = range(max(1, text.prompt - 1), len(ids) - max(1, drafts))
+    if not able:
+        return None
+    return Anchors(ids, taps, torch.tensor(sorted(rng.sample(able, min(count, len(able))))))
 
 
 def _mask(at: torch.Tensor, length: int, rows: int) -> torch.Tensor:

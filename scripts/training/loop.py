@@ -5,38 +5,37 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
+from safetensors.torch import save_file
+from torch import nn
 
 from foldspec.errors import ResourceError, UsageError
-from training.dflash import Anchors, Trainee
-from training.store import Texts, read
+from training.store import Texts
 
-__all__ = ["Plan", "Report", "train"]
+__all__ = ["Learner", "Plan", "Report", "export", "train"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; a checkpoint goes on only under the plan that it was made by.
+    """What a run does; a checkpoint goes on only under the plan that it was made by. Kinds of drafters add to it.
 
-    ``first_part``    share of the steps that train the first drafted row alone, at ``first_anchors`` a sequence
-    ``sequences``     sequences a step (and worker), with ``anchors`` blocks each
+    ``sequences``     sequences a step (and worker)
+    ``decay``         a draft's weight falls by e with so many drafts before it
+    ``warm_up``       share of the steps in which the rate rises to ``rate``
     """
 
     steps: int
     seed: int
     sequences: int
-    anchors: int
-    first_part: float
-    first_anchors: int
     decay: float
     rate: float
     warm_up: float
@@ -51,11 +50,15 @@ class Plan:
         done = (step - warm) / max(1, self.steps - warm)
         return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
+    def begins_as(self, other: dict[str, Any], steps: int) -> bool:
+        """Whether the first ``steps`` steps are those of another plan of this kind, given by its values."""
+        return False
+
 
 @dataclass(frozen=True)
 class Report:
     """A measurement on validation texts. ``tau``: 1 + leading right drafts, mean over anchors. ``reach`` [drafts]:
-    share of anchors at which at least so many drafts lead."""
+    share of anchors, of those with so many drafts, at which at least so many lead."""
 
     step: int
     tau: float
@@ -64,9 +67,45 @@ class Report:
     anchors: int
 
 
+P = TypeVar("P", bound=Plan)
+
+
+class Learner(nn.Module, ABC, Generic[P]):
+    """A drafter in training. Its parameters that require a gradient learn; all of them are in the checkpoint.
+
+    ``device``  where it computes
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def step_loss(self, plan: P, texts: Texts, step: int, rank: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The loss [] of a step on texts that depend on the plan's seed, ``step`` and ``rank`` alone; and what the
+        curve notes beside it."""
+
+    @abstractmethod
+    def validate(self, plan: P, texts: Texts) -> Iterator[tuple[str, int, list[int]]]:
+        """On validation texts, the same at every call: the text's kind, how many drafts a round makes, and at each
+        anchor how many of them lead with being right."""
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """config.json and model.safetensors in bf16, as foldspec loads them."""
+
+
+def export(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a drafter's folder; the weights are there whole or not at all. What is no integer becomes bf16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: t.detach().cpu() for name, t in tensors.items()}
+    kept = {name: (t.bfloat16() if t.is_floating_point() else t).contiguous() for name, t in kept.items()}
+    save_file(kept, folder / "model.part")
+    (folder / "model.part").replace(folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
 def train(
-    trainee: Trainee,
-    plan: Plan,
+    trainee: Learner[P],
+    plan: P,
     sides: tuple[Texts, Texts],
     out: Path,
     *,
@@ -94,17 +133,16 @@ def train(
         raise UsageError("another process trains there", where=str(out)) from None
     step = 0
     if saved.exists():
-        step = _go_on(saved, {"plan": asdict(plan), "made": made}, trainee, optimizer)
+        step = _go_on(saved, plan, made, trainee, optimizer)
         say(f"going on from step {step}")
     if rank == 0:
         _cut(curve, step)
     losses: list[float] = []
     while step < min(plan.steps, stop_after or plan.steps):
-        batch, rows = _draw(trainee, plan, sides[0], step, rank)
         for group in optimizer.param_groups:
             group["lr"] = plan.rate_at(step)
-        with torch.autocast(batch[0].ids.device.type, torch.bfloat16, enabled=plan.bf16):
-            loss = trainee.loss(batch, rows, plan.decay)
+        with torch.autocast(trainee.device.type, torch.bfloat16, enabled=plan.bf16):
+            loss, notes = trainee.step_loss(plan, sides[0], step, rank)
         optimizer.zero_grad()
         loss.backward()
         if workers > 1:
@@ -120,9 +158,10 @@ def train(
             raise UsageError(f"the loss is {losses[-1]} at step {step}", where=str(out), do="lower --rate")
         if rank == 0:
             with curve.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "loss": losses[-1], "rows": rows}) + "\n")
+                file.write(json.dumps({"step": step, "loss": losses[-1], **notes}) + "\n")
         if step % 20 == 0:
-            say(f"step {step}  loss {sum(losses) / len(losses):.4f}  rows {rows}  rate {plan.rate_at(step):.1e}")
+            noted = "".join(f"  {name} {value}" for name, value in notes.items())
+            say(f"step {step}  loss {sum(losses) / len(losses):.4f}{noted}  rate {plan.rate_at(step):.1e}")
             losses.clear()
         if rank == 0 and (step % save_every == 0 or step == plan.steps):
             state = {"plan": asdict(plan), "made": made, "step": step, "trainee": trainee.state_dict()}
@@ -145,17 +184,24 @@ def _save(path: Path, state: dict[str, Any]) -> None:
         raise ResourceError(f"cannot be written ({error!s:.100})", where=str(path)) from None
 
 
-def _go_on(saved: Path, wanted: dict[str, Any], trainee: Trainee, optimizer: torch.optim.Optimizer) -> int:
-    """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan."""
+def _go_on(
+    saved: Path, plan: Plan, made: dict[str, Any] | None, trainee: Learner[Any], optimizer: torch.optim.Optimizer
+) -> int:
+    """Load a checkpoint; its step. Raises :class:`UsageError` for one that was made by another plan. A plan of more or
+    fewer steps is no other one if all steps so far would have been the same."""
+    own = asdict(plan)
+    wanted = {"plan": own, "made": made}
     try:
         state = torch.load(saved, map_location="cpu", weights_only=True)
         step, weights, moments = int(state["step"]), state["trainee"], state["optimizer"]
-        before = {"made": wanted["made"], "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
+        before = {"made": made, "plan": state["plan"]} | {k: v for k, v in state.items() if k == "made"}
+        if plan.begins_as({**own, "steps": before["plan"]["steps"]}, step):
+            before["plan"] = {**before["plan"], "steps": plan.steps}
     except Exception as error:  # of pickle, zip and torch
         what = f"is no checkpoint ({type(error).__name__})"
         raise UsageError(what, where=str(saved), do="remove it to begin anew, or name another --out") from None
     differing = list(_differences(before, wanted))
-    if not 0 <= step <= wanted["plan"]["steps"]:
+    if not 0 <= step <= plan.steps:
         differing.append("step")
     if differing:
         what = f"was made by another plan: {', '.join(differing)}"
@@ -177,52 +223,23 @@ def _differences(a: Any, b: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def measure(trainee: Trainee, plan: Plan, sequences: Texts, step: int) -> Report:
+def measure(trainee: Learner[P], plan: P, sequences: Texts, step: int) -> Report:
     """tau on validation texts: the same anchors at every measurement."""
-    rng = random.Random(f"validation/{plan.seed}")
-    chosen = rng.sample(sequences, min(plan.validation, len(sequences)))
     leading: list[int] = []
+    able: list[int] = []
     by_kind: dict[str, list[int]] = defaultdict(list)
-    drafts = trainee.block - (1 - trainee.first)
-    for sequence in chosen:
-        anchors = _anchors(sequence, 24, rng, drafts=drafts)
-        if anchors is None:
-            continue
-        with torch.autocast(anchors.ids.device.type, torch.bfloat16, enabled=plan.bf16):
-            found = trainee.leading([anchors]).tolist()
-        leading += found
-        by_kind[sequence.kind] += found
-    total = max(1, len(leading))
+    with torch.autocast(trainee.device.type, torch.bfloat16, enabled=plan.bf16):
+        for kind, drafts, found in trainee.validate(plan, sequences):
+            leading += found
+            able += [drafts] * len(found)
+            by_kind[kind] += found
     return Report(
         step,
-        1 + sum(leading) / total,
-        tuple(sum(n > k for n in leading) / total for k in range(drafts)),
+        1 + sum(leading) / max(1, len(leading)),
+        tuple(sum(n > k for n in leading) / max(1, sum(n > k for n in able)) for k in range(max(able, default=0))),
         {kind: 1 + sum(found) / len(found) for kind, found in sorted(by_kind.items())},
         len(leading),
     )
-
-
-def _draw(trainee: Trainee, plan: Plan, sequences: Texts, step: int, rank: int) -> tuple[list[Anchors], int]:
-    """The batch of a step, and how many rows of its blocks are trained."""
-    rng = random.Random(f"{plan.seed}/{step}/{rank}")
-    first = step < plan.first_part * plan.steps
-    rows = 2 - trainee.first if first else trainee.block
-    count = plan.first_anchors if first else plan.anchors
-    batch: list[Anchors] = []
-    while len(batch) < plan.sequences:
-        anchors = _anchors(rng.choice(sequences), count, rng, drafts=0)
-        if anchors is not None:
-            batch.append(anchors)
-    return batch, rows
-
-
-def _anchors(sequence: Any, count: int, rng: random.Random, *, drafts: int) -> Anchors | None:
-    """Anchors of a sequence; with ``drafts``, only such as have so many tokens after them."""
-    ids, taps = read(sequence)
-    able = range(max(1, sequence.prompt - 1), len(ids) - max(1, drafts))
-    if not able:
-        return None
-    return Anchors(ids, taps, torch.tensor(sorted(rng.sample(able, min(count, len(able))))))
 
 
 def _workers() -> tuple[int, int]:

@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from _options import Parser, real, whole
 
+from foldspec.errors import UsageError
 from foldspec.options import DTYPES
 from training.prompts import Source
 
-__all__ = ["parser"]
+__all__ = ["fill", "parser"]
+
+# what each kind of drafter takes, and its default
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "dflash": {
+        "layout": "deepspec",
+        "layers": 2,
+        "block": 7,
+        "begin_as": None,
+        "draft_vocab": 16_384,
+        "markov_rank": 0,
+        "batch": 4,
+        "anchors": 48,
+        "first_part": 0.25,
+        "first_anchors": 224,
+        "decay": 4.0,
+        "rate": 1e-3,
+    },
+    "masked": {
+        "layers": 4,
+        "block": 4,
+        "begin_as": None,
+        "batch": 2,
+        "labels": 384,
+        "decay": 3.0,
+        "rate": 1e-3,
+    },
+}
 
 
 def source(text: str) -> Source:
@@ -77,24 +106,44 @@ def parser(about: str) -> argparse.ArgumentParser:
 
     learn = commands.add_parser("train", parents=[common], help="learn from the texts", allow_abbrev=False)
     learn.add_argument("--out", type=Path, required=True, metavar="DIR", help="checkpoints, the curve, the drafter")
-    learn.add_argument("--kind", choices=["dflash"], default="dflash")
-    learn.add_argument("--layout", choices=["deepspec", "zlab"], default="deepspec", help="the published format")
-    learn.add_argument("--layers", type=whole(1), default=2)
-    learn.add_argument("--block", type=whole(1, 64), default=7, help="rows of a block")
+    learn.add_argument("--kind", choices=[*DEFAULTS], default="dflash")
     learn.add_argument("--mask-id", type=whole(0, 1 << 26), required=True, help="an id of the target no text holds")
-    learn.add_argument("--begin-as", type=layers, help="layers of the target to begin as, from 1; default: its last")
-    learn.add_argument("--draft-vocab", type=whole(0, 1 << 26), default=16_384, help="ids that can be drafted; 0: all")
-    learn.add_argument("--markov-rank", type=whole(0, 4096), default=0, help="of a deepspec drafter")
     learn.add_argument("--steps", type=whole(1, 1 << 30), default=4000)
-    learn.add_argument("--batch", type=whole(1, 4096), default=4, help="sequences a step and worker")
-    learn.add_argument("--anchors", type=whole(1), default=48, help="blocks a sequence")
-    learn.add_argument(
-        "--first-part", type=real(0, 1), default=0.25, help="share of steps that train the first row alone"
+    own = learn.add_argument_group("of the kind", "Defaults differ; those of one kind alone say so.")
+    own.add_argument("--layers", type=whole(1), help="2; 4 for masked")
+    own.add_argument("--block", type=whole(1, 64), help="rows of a block, 7; masked: places of one, 4")
+    own.add_argument(
+        "--begin-as",
+        type=layers,
+        help="layers of the target to begin as; default: its last; masked: its first and its last",
     )
-    learn.add_argument("--first-anchors", type=whole(1), default=224)
-    learn.add_argument("--decay", type=real(0, 1e6, above=True), default=4.0, help="gamma of the weights of later rows")
-    learn.add_argument("--rate", type=real(0, 1, above=True), default=1e-3)
+    own.add_argument("--batch", type=whole(1, 4096), help="sequences a step and worker: 4; 2 for masked")
+    own.add_argument(
+        "--decay", type=real(0, 1e6, above=True), help="gamma of the weights of later rows: 4; 3 for masked"
+    )
+    own.add_argument("--rate", type=real(0, 1, above=True), help="1e-3")
+    own.add_argument("--layout", choices=["deepspec", "zlab"], help="dflash: the published format; deepspec")
+    own.add_argument("--draft-vocab", type=whole(0, 1 << 26), help="dflash: ids that can be drafted, 0 for all; 16384")
+    own.add_argument("--markov-rank", type=whole(0, 4096), help="dflash: of a deepspec drafter; 0")
+    own.add_argument("--anchors", type=whole(1), help="dflash: blocks a sequence; 48")
+    own.add_argument(
+        "--first-part", type=real(0, 1), help="dflash: share of steps that train the first row alone; 0.25"
+    )
+    own.add_argument("--first-anchors", type=whole(1), help="dflash: blocks a sequence in them; 224")
+    own.add_argument("--labels", type=whole(1), help="masked: places predicted a step and worker; 384")
     learn.add_argument("--full-precision", action="store_true", help="fp32 products")
     learn.add_argument("--save-every", type=whole(1, 1 << 30), default=200)
     learn.add_argument("--stop-after", type=whole(1, 1 << 30), help="end at this step, as if stopped")
     return top
+
+
+def fill(options: argparse.Namespace) -> argparse.Namespace:
+    """The options of ``train`` with the defaults of their kind. Raises :class:`UsageError` for one that it lacks."""
+    own = DEFAULTS[options.kind]
+    for name in sorted({name for defaults in DEFAULTS.values() for name in defaults}):
+        given = getattr(options, name)
+        if given is None:
+            setattr(options, name, own.get(name))
+        elif name not in own:
+            raise UsageError(f"is nothing that {options.kind} has", where="--" + name.replace("_", "-"))
+    return options

@@ -103,7 +103,8 @@ def test_values_that_cannot_be_used_for_data(home: Path, tmp_path: Path, option:
         ("--rate", ("0", "nan", "inf", "-1")),
         ("--save-every", ("0",)),
         ("--stop-after", ("0",)),
-        ("--kind", ("masked",)),
+        ("--kind", ("film",)),
+        ("--labels", ("5",)),
     ],
 )
 def test_values_that_cannot_be_used_for_training(
@@ -112,6 +113,68 @@ def test_values_that_cannot_be_used_for_training(
     for value in values:
         refused(learn(home, tmp_path / "out", option, value), 2, option)
     refused(learn(home, tmp_path / "out", "--layout", "zlab", "--markov-rank", 4), 2, "--markov-rank")
+    assert not (tmp_path / "out").exists()
+
+
+MASKED = ("--kind", "masked", "--mask-id", 5, "--layers", 2, "--labels", 20, "--batch", 1, "--block", 4)
+
+
+def learn_masked(home: Path, out: Path, *more: object, target: Path | None = None) -> Result:
+    common = ("--target", target or home / "pair" / "target", "--data", home / "data", "--out", out)
+    return run("train", *common, *MASKED, "--steps", 4, "--save-every", 2, *more)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--mask-id", ("-1", "512", "x")),
+        ("--layers", ("0", "5")),
+        ("--block", ("0", "65")),
+        ("--begin-as", ("-1", "4", "1", "")),
+        ("--labels", ("0", "x")),
+        ("--decay", ("0", "nan")),
+        ("--layout", ("zlab",)),
+        ("--draft-vocab", ("100",)),
+        ("--markov-rank", ("0", "4")),
+        ("--anchors", ("4",)),
+        ("--first-part", ("0.5",)),
+        ("--first-anchors", ("4",)),
+    ],
+)
+def test_values_that_cannot_be_used_for_a_masked_drafter(
+    home: Path, tmp_path: Path, option: str, values: tuple[str, ...]
+) -> None:
+    for value in values:
+        refused(learn_masked(home, tmp_path / "out", option, value), 2, option)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_masked_drafter_is_made_of_a_llama_and_goes_on_as_it_began(home: Path, tmp_path: Path) -> None:
+    done = learn_masked(home, tmp_path / "out", "--stop-after", 2)
+    assert done.code == 0, done
+    config = json.loads((tmp_path / "out" / "drafter" / "config.json").read_text())
+    assert config["architectures"] == ["MaskedLlamaForCausalLM"] and config["block_length"] == 4
+    refused(learn_masked(home, tmp_path / "out", "--labels", 21), 2, "last.pt", "another plan: labels")
+    refused(learn_masked(home, tmp_path / "out", "--begin-as", "0,2"), 2, "last.pt", "another plan")
+    refused(learn(home, tmp_path / "out"), 2, "last.pt", "another plan")
+    done = learn_masked(home, tmp_path / "out")
+    assert done.code == 0 and "going on from step 2" in done.out, done
+
+
+def test_a_masked_drafter_of_another_family_is_refused(home: Path, tmp_path: Path) -> None:
+    target = shutil.copytree(home / "pair" / "target", tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    tensors = load_file(target / "model.safetensors")
+    for layer in range(config["num_hidden_layers"]):
+        for part in "qkv":
+            width = len(tensors[f"model.layers.{layer}.self_attn.{part}_proj.weight"])
+            tensors[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = torch.zeros(width)
+    save_file(tensors, target / "model.safetensors")
+    data = shutil.copytree(home / "data", tmp_path / "data")
+    text = (data / "data.json").read_text().replace(str(home / "pair" / "target"), str(target))
+    (data / "data.json").write_text(text)
+    answer = run("train", "--target", target, "--data", data, "--out", tmp_path / "out", *MASKED)
+    refused(answer, 2, "is no Llama without biases", "--kind dflash")
     assert not (tmp_path / "out").exists()
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from tiny import DEEPSPEC, TARGET, ZLAB, changed, forward, load_target, paged_cache, prompt, write_target
-from training.dflash import Anchors, Trainee, draft_vocabulary
+from training.dflash import Anchors, DFlashPlan, Trainee, draft_vocabulary
 from training.generate import Continuation, generate, loops
-from training.loop import Plan, train
+from training.loop import train
 from training.prompts import Prompt, Prompts, Source
 from training.store import read, read_texts, write_shard
 
@@ -196,10 +196,10 @@ def test_shards_hold_ids_and_taps(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(taps[:-1], torch.cat(one.taps)) and text.validation == one.prompt.validation
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> DFlashPlan:
     values: dict[str, Any] = {"steps": 12, "seed": 5, "sequences": 2, "anchors": 4, "first_part": 0.25}
     values |= {"first_anchors": 6, "decay": 4.0, "rate": 3e-3, "warm_up": 0.1, "bf16": False} | changes
-    return Plan(**values)
+    return DFlashPlan(**values)
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(folder: Path, tmp_path: Path) -> None:

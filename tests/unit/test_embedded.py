@@ -222,9 +222,12 @@ def test_two_processes_at_once_both_end_well(wheel, cache):
         assert process.returncode == 0 and out.decode().strip() == str(cache / NAME), err
 
 
-def test_the_packaged_drafter_and_unknown_names(tmp_path):
+def test_the_packaged_drafters_and_unknown_names(tmp_path):
     folder = embedded.embedded_path("smollm2-135m-dflash", cache_dir=tmp_path, offline=True)
     assert {"config.json", "model.safetensors", "README.md"} <= {p.name for p in folder.iterdir()}
     assert read_headers(folder).dtypes["d2t"] == "I64"
-    with pytest.raises(UsageError, match="known: smollm2-135m-instruct, smollm2-135m-dflash"):
+    folder = embedded.embedded_path("smollm2-135m-masked", cache_dir=tmp_path, offline=True)
+    assert {"config.json", "model.safetensors", "README.md"} <= {p.name for p in folder.iterdir()}
+    assert (folder / "model.safetensors").stat().st_size < 40e6
+    with pytest.raises(UsageError, match="known: smollm2-135m-instruct, smollm2-135m-dflash, smollm2-135m-masked"):
         embedded.embedded_path("gpt2", cache_dir=tmp_path, offline=True)

@@ -88,7 +88,8 @@ def test_the_wheel_is_whole(wheel: Path) -> None:
     for path in (ROOT / "csrc").rglob("*"):
         if path.is_file():
             source[f"foldspec/{path.relative_to(ROOT).as_posix()}"] = path
-    assert "foldspec/checkpoints/smollm2-135m-dflash/model.safetensors" in source
+    for name in ("smollm2-135m-dflash", "smollm2-135m-masked"):
+        assert f"foldspec/checkpoints/{name}/model.safetensors" in source
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.getinfo(name).file_size for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == {name: path.stat().st_size for name, path in source.items()}

@@ -101,7 +101,10 @@ def test_no_pair_claims_to_be_fast() -> None:
 
 
 def test_an_unknown_pair_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no pair is called 'smollm3' \(known: smollm2-135m, llama-3.1-8b-dflash, "):
+    with pytest.raises(
+        UsageError,
+        match=r"no pair is called 'smollm3' \(known: smollm2-135m, smollm2-135m-masked, llama-3.1-8b-dflash, ",
+    ):
         find("smollm3")
     with pytest.raises(UsageError, match=r"did you mean 'qwen3-8b-dflash'\? If not, give a folder or a hub id"):
         find("qwen3-8b-dflsh")
