@@ -110,7 +110,7 @@ class DrawnInHalf(TableDrafter):
             return lambda i: self.sampling.law(precise[i, token])
 
         pairs = zip(proposals, tokens, strict=True)
-        return [types.SimpleNamespace(tokens=each.tokens, law=law_after(token)) for each, token in pairs]
+        return [types.SimpleNamespace(steps=1, tokens=each.tokens, law=law_after(token)) for each, token in pairs]
 
 
 @pytest.mark.parametrize("drafts", [DraftSampling(1.0, top_k=3), DraftSampling(1.3, top_k=2)])
@@ -167,8 +167,8 @@ WRONG: dict[str, tuple[types.ModuleType, str, str, str]] = {
         "noise.draw(law_of(target.logits[i], 0),",
         "match, point mass",
     ),
-    "q without the draft's filters": (sampling, "return Sampled(source)", "return Unfiltered(source)", "draft top-k"),
-    "q at another temperature": (sampling, "return Sampled(source)", "return Untempered(source)", "both sides"),
+    "q without the draft's filters": (sampling, "return Sampled(source,", "return Unfiltered(source,", "draft top-k"),
+    "q at another temperature": (sampling, "return Sampled(source,", "return Untempered(source,", "both sides"),
     "penalties blind to the block": (
         sampling,
         "self._counts + Counter(self._drafts[:row])",
@@ -258,7 +258,7 @@ class RightFirst(TableDrafter):
         left = draw(self._left[right], 0, 1)
         joint = (first @ self._right)[:, None] * self._left  # [right, left]
         q = Law(joint.sum(0).log(), self.ids), Law(joint[:, left].log(), self.ids)
-        return types.SimpleNamespace(tokens=(2 * left, 2 * right), law=lambda i: q[i])
+        return types.SimpleNamespace(steps=1, tokens=(2 * left, 2 * right), law=lambda i: q[i])
 
 
 def right_first(**how: bool) -> float:

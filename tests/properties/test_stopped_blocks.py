@@ -73,7 +73,7 @@ class OwnScore(TableDrafter):
         for whole in super().propose(anchors, tokens, budgets, noises):
             laws = [cast(Any, whole).law(i) for i in range(len(whole.tokens))]
             ends = [i for i, token in enumerate(whole.tokens) if laws[i].prob(token) < 0.5]
-            shorter = SimpleNamespace(tokens=whole.tokens[: min(ends, default=9)], law=laws.__getitem__)
+            shorter = SimpleNamespace(steps=1, tokens=whole.tokens[: min(ends, default=9)], law=laws.__getitem__)
             kept.append(cast(Any, shorter))
         return kept
 
