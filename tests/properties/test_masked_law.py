@@ -20,8 +20,7 @@ from foldspec.cache.paged import PagedCache
 from foldspec.cache.pages import PageTables
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Host
-from foldspec.drafters.masked_diffusion import MaskedDiffusion
-from foldspec.drafters.masked_networks import MaskedNetwork
+from foldspec.drafters.masked_diffusion import MaskedDiffusion, MaskedNetwork
 from foldspec.effort import Effort
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import ForwardOutput, ForwardPlan
