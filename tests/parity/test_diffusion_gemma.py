@@ -151,7 +151,7 @@ def test_weights_held_in_bfloat16(golden: dict[str, torch.Tensor], tmp_path: Pat
 
 
 def test_bfloat16_rounds_where_the_source_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over experts and bounds of logits are taken in fp32: most logits have the same bits. Bounds of rounded logits
+    """Sums over experts and bounds of logits are taken in fp32: most logits have the same bits. Rounded bounds
     show."""
     where, half = diffusion.write(tmp_path, moe_intermediate_size=24), torch.bfloat16
     model, oracle = diffusion.load(where, "eager", half), diffusion.Oracle(where, half)
