@@ -52,6 +52,9 @@ class Autoregressive(LanguageDrafter):
     def propose(
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
     ) -> list[Proposal]:
+        # a row of the model beyond its last position is none that it was made for
+        most = [self.model.max_positions - start for start in anchors.starts]
+        budgets = [max(0, min(pair)) for pair in zip(budgets, most, strict=True)]
         drawn = [self._sampling.begin(noise, n) for noise, n in zip(noises, anchors.starts, strict=True)]
         drafts: list[list[int]] = [[] for _ in tokens]
         last = list(tokens)

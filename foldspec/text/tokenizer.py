@@ -134,7 +134,7 @@ class Tokenizer:
         own, others = (each._core.get_vocab(with_added_tokens=True) for each in (self, other))
         if own != others:
             names = {token_id: token for token, token_id in others.items()}
-            for token, token_id in own.items():
+            for token, token_id in sorted(own.items(), key=lambda item: item[1]):
                 if names.get(token_id, token) != token:
                     return f"id {token_id} is {token!r} of one and {names[token_id]!r} of the other"
                 if others.get(token, token_id) != token_id:

@@ -22,9 +22,10 @@ def test_the_list() -> None:
     assert list(done.json["pairs"]) == list(yaml.safe_load((ROOT / "checkpoints.yaml").read_text())["pairs"])
     assert {"full", "window", "fold"} <= set(done.json["contexts"]) and "exact" in done.json["rules"]
     assert "LlamaForCausalLM" in done.json["targets"] and "DFlashDraftModel" in done.json["drafters"]
-    llama, dream = (done.json["pairs"][name] for name in ("llama-3.1-8b-dflash", "qwen2.5-32b-dream-7b"))
+    llama, uno = (done.json["pairs"][name] for name in ("llama-3.1-8b-dflash", "qwen3-8b-uno"))
     assert llama["runs"] == "yes" and llama["bytes"] == 16_060_522_496 + 2_097_252_864 and llama["on disk"] is False
-    assert dream["runs"] == "yes" and dream["kind"] == "masked diffusion"
+    assert uno["runs"] == "target alone" and uno["kind"] == "adapter"
+    assert done.json["pairs"]["qwen2.5-32b-qwen2.5-1.5b"]["runs"] == "yes"
     lines = main("models").out.splitlines()
     assert [line.split()[0] for line in lines[: len(REGISTRY.pairs)]] == list(REGISTRY.pairs)
     assert lines[1].endswith("; 18.2 GB, not on this disk") and "not yet" not in lines[len(REGISTRY.pairs) - 1]

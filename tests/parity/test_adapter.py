@@ -177,6 +177,19 @@ def test_every_pass_is_the_dense_one(
             assert list(proposals[0].tokens) == first.argmax(-1).tolist()
 
 
+def test_the_mask_is_never_drafted(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(folders) as engine, torch.inference_mode():
+        drafter = bound(engine)
+        engine.resources.cache.open(0)
+        forward = drafter._forward
+        wish = torch.zeros(128)
+        wish[MASK] = 1e4
+        monkeypatch.setattr(drafter, "_forward", lambda *arguments: forward(*arguments) + wish)
+        (proposal,) = drafter.propose(Rows.of([0], [0], [1]), [7], [COUNT], [Noise(0)])
+        assert len(proposal.tokens) == COUNT and MASK not in proposal.tokens
+        engine.resources.cache.close(0)
+
+
 def test_the_target_is_not_touched(folders: dict[str, Path]) -> None:
     """Not a bit of its cache or of its logits."""
     with load(folders) as engine, torch.inference_mode():
@@ -228,6 +241,19 @@ def test_no_token_changes(folders: dict[str, Path], adapter: str) -> None:
         if adapter == "shifted":
             assert all(round_.accepted >= 1 for round_ in done.rounds if round_.drafted)
         assert engine.lossless and not engine.using(steps=2, draft_temperature=1.0, q_mode="reveal_step").lossless
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["shifted", "in place"])
+def test_twenty_prompts(folders: dict[str, Path], adapter: str) -> None:
+    prompts, params = [tiny.prompt(1 + 7 * i % 61, 126, seed=100 + i) for i in range(20)], SamplingParams(max_tokens=14)
+    with load(folders, adapter, max_batch=8) as engine:
+        plain = [done.token_ids for done in engine.using(draft_tokens=0).generate(list(prompts), params)]
+        for steps in (1, 2, 4):
+            for rule in ("exact", "match"):
+                for heat in (0.0, 0.8):
+                    way = engine.using(steps=steps, accept=rule, draft_temperature=heat)
+                    assert [done.token_ids for done in way.generate(list(prompts), params)] == plain
 
 
 def test_the_registry_does_not_claim_to_know_the_format() -> None:

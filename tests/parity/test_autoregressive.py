@@ -17,6 +17,7 @@ from foldspec.cache.rows import Rows
 from foldspec.drafters.autoregressive import Autoregressive, AutoregressiveNetwork
 from foldspec.drafters.base import Host, Room
 from foldspec.drafters.language import LanguageNetwork
+from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.noise import Noise
 from foldspec.options import MethodOptions
@@ -111,6 +112,29 @@ def test_tables_of_other_sizes(folders: dict[str, Path], rows: int) -> None:
         sampled = engine.using(**hot).generate(prompt, SamplingParams(max_tokens=20, temperature=50.0, seed=1))
         drafted = {token for round_ in sampled.rounds for token in round_.drafted}
         assert len(drafted) > 12 and max(drafted) < min(rows, 128)
+
+
+def test_a_drafter_of_fewer_positions_stops_there(folders: dict[str, Path], tmp_path: Path) -> None:
+    short = tiny.write_target(tmp_path / "short", {**tiny.TARGET, "max_position_embeddings": 24}, seed=4)
+    with load(folders["target"], short, draft_tokens=DRAFTS) as engine:
+        done = engine.generate(PROMPTS[2], PARAMS)
+        assert done.token_ids == engine.using(draft_tokens=0).generate(PROMPTS[2], PARAMS).token_ids
+        ends = [round_.anchor_pos + len(round_.drafted) for round_ in done.rounds]
+        assert max(ends) > 24 and all(round_.drafted == () for round_ in done.rounds if round_.anchor_pos >= 24)
+        assert max(end for end, round_ in zip(ends, done.rounds, strict=True) if round_.drafted) == 24
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_memory_that_is_planned_is_what_is_allocated(folders: dict[str, Path], family: str) -> None:
+    with load(folders["target"], folders[family], max_context=100) as engine:
+        resources, plan = engine.resources, engine.resources.plan
+        held = [*resources.found.model.parameters(), *resources.found.network.parameters()]  # type: ignore[union-attr]
+        assert plan.weights == sum(p.nbytes for p in held)
+        drafts = sum(data.nbytes for data in resources._draft_cache.tensors)
+        assert plan.draft_cache + plan.rings == drafts and (plan.rings > 0) == (family != "llama")
+        read = engine.bytes_read(50) - engine.using(draft_tokens=0).bytes_read(50)
+        model, spec = resources.found.network.language, resources._draft_cache.spec  # type: ignore[union-attr]
+        assert read == sum(model.bytes_read + spec.bytes_read(50 + i) for i in range(5))  # 5 drafts where nobody says
 
 
 # -------------------------------------------------------------------------------------------------------------- state
@@ -221,6 +245,15 @@ def test_what_stands_is_not_computed_again(folders: dict[str, Path], monkeypatch
         assert drafter.held(0) == 19
 
 
+def test_drafts_that_the_caches_are_too_small_for(folders: dict[str, Path]) -> None:
+    with (
+        load(folders["target"], folders["gemma4"], prefill_chunk=32) as engine,
+        pytest.raises(UsageError, match="drafts of at most 31 tokens, not 32"),
+    ):
+        assert engine.using(draft_tokens=31)._drafter.max_drafts == 31
+        engine.using(draft_tokens=32)
+
+
 def test_other_tokens_than_drafted_replace_them(folders: dict[str, Path]) -> None:
     """Nobody needs to truncate first: entries whose ids are not those committed go."""
     bench = Bench(folders, "llama")
@@ -263,6 +296,22 @@ def test_budgets_are_kept_and_one_request_does_not_change_another(folders: dict[
 
 
 # ------------------------------------------------------------------------------------------------------------ for real
+
+
+MANY = [tiny.prompt(1 + 7 * i % 61, 128, seed=100 + i) for i in range(20)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twenty_prompts(folders: dict[str, Path], family: str) -> None:
+    """Every draft length by both lossless rules, drafts drawn or not."""
+    with load(folders["target"], folders[family], max_batch=8) as engine:
+        plain = [done.token_ids for done in engine.using(draft_tokens=0).generate(list(MANY), PARAMS)]
+        for length in (1, 4, 11):
+            for rule in ("exact", "match"):
+                for heat in (0.0, 0.8):
+                    way = engine.using(draft_tokens=length, accept=rule, draft_temperature=heat)
+                    assert [done.token_ids for done in way.generate(list(MANY), PARAMS)] == plain
 
 
 @pytest.mark.slow

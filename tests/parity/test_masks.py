@@ -145,3 +145,25 @@ def test_golden_block_over_a_cache() -> None:
     stored, cache = int(g["cache.len"]), opened(model)
     forward(model, cache, [g["input_ids"][0, :stored].tolist()], [0], grid(4))
     close(forward(model, cache, [g["cached.block_ids"][0].tolist()], [0], grid(4)), g["cached.block_logits"][0])
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize("block", [None, 1, 4])
+def test_rows_before_a_block_read_nothing_behind_themselves(block: int | None, window: int | None) -> None:
+    """Entry by entry, for any number of rows."""
+    for start in (0, 5):
+        for count in range(1, 9):
+            for causal in range(4):
+                first, last = Mask(block, causal).spans(start, count, window)
+                assert len(first) == len(last) == count
+                for row in range(count):
+                    p, alone = start + row, start + causal
+                    begin = p if p < alone or block == 1 else alone if block is None else p - p % block
+                    size = 1 if p < alone else block or count
+                    reach = range(10**6) if window is None else range(window)
+                    wanted = {
+                        j
+                        for j in range(start + count)
+                        if (j <= p if p < alone else j < begin + size) and (j >= begin or begin - j in reach)
+                    }
+                    assert wanted == set(range(first[row], last[row]))

@@ -33,7 +33,7 @@ class Smaller(TableModel):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.vocabulary = vocabulary
+        self.vocabulary, self.max_positions = vocabulary, 100
         self._rows = torch.tensor(TABLE[:vocabulary, :vocabulary, :vocabulary])
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:

@@ -94,6 +94,6 @@ def test_checkpoints_by_name() -> None:
 
 
 def test_a_drafter_that_does_not_run_is_left_out_and_named() -> None:
-    found = dummy("qwen3-8b-sdar-8b", 2)
+    found = dummy("qwen3-8b-uno", 2)
     assert found.network is None and found.drafter is None
-    assert "block diffusion" in found.notices[0] and "decodes alone" in found.notices[0]
+    assert "kind adapter" in found.notices[0] and "decodes alone" in found.notices[0]

@@ -167,9 +167,9 @@ def test_the_tensors_are_those_of_the_specification() -> None:
 def test_unknown_architectures(architecture: str) -> None:
     refuses(
         {**tiny.ZLAB, "architectures": [architecture]},
-        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, Gemma4DSparkModel, Qwen3DSparkModel",
+        f"unknown drafter architecture '{architecture}'; known: DFlashDraftModel, .*and those of targets",
     )
-    assert set(ARCHITECTURES) == {"DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel"}
+    assert {"DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel"} <= set(ARCHITECTURES)
 
 
 def test_the_backbone_of_gemma_4() -> None:
