@@ -121,6 +121,21 @@ def test_a_canvas_of_another_round_leaves_nothing(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_cut_goes_on_as_another(kind: str, tmp_path: Path) -> None:
+    """Also in the middle of a block that is stored."""
+    bench = bench_of(kind, tmp_path)
+    text, other = tiny.prompt(30, 128, seed=2), tiny.prompt(11, 128, seed=3)
+    bench.draft(text, 6)
+    for length in (26, 9):
+        bench.drafter.truncate(0, length)
+        assert bench.drafter.held(0) == length and bench.drafter.stored(0) <= length
+        bench.absorb(other[:-1])
+        found = bench.propose(other[-1], 6).tokens
+        assert found == bench.draft([*text[:length], *other], 6, length)
+        bench.drafter.truncate(0, length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_requests_together_and_chunks_of_any_size(kind: str, tmp_path: Path) -> None:
     """Ragged requests in one pass draft what each drafts alone; a prompt may come in pieces of any size."""
     bench = bench_of(kind, tmp_path)
