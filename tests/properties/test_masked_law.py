@@ -121,6 +121,8 @@ EFFORTS: dict[str, dict[str, Any]] = {
     "entropy bound": {"entropy_bound": 0.5},
 }
 QUICK = ("one step", "entropy")
+# with a draft less, which has all of it that matters and a tenth of the walks
+SHORT = {("origin", "dream"), ("origin", "blocks of 3"), ("maskgit_plus", "blocks of 3")}
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EFFORTS]
 SOME = ["dream", *(pytest.param(form, marks=pytest.mark.slow) for form in ("blocks of 2", "blocks of 3"))]
 
@@ -146,7 +148,7 @@ def distance(form: str, effort: Effort, length: int = 5, drafts: int = 3, top_k:
 def test_lossless_for_every_effort(form: str, name: str) -> None:
     effort = effort_of(name, form)
     assert not effort.biased(True)
-    assert distance(form, effort) < 1e-12
+    assert distance(form, effort, length=4 if (name, form) in SHORT else 5) < 1e-12
 
 
 @pytest.mark.parametrize("form", SOME)
