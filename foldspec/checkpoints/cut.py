@@ -11,7 +11,7 @@ from foldspec.checkpoints.shapes import layer_kinds
 
 __all__ = ["cut", "fold_taps", "layers_of"]
 
-_LAYER = re.compile(r"((?:model\.(?:language_model\.)?)?layers\.)(\d+)(\..*)")
+_LAYER = re.compile(r"((?:model\.(?:(?:encoder\.)?language_model\.|decoder\.)?)?layers\.)(\d+)(\..*)")
 
 
 def layers_of(config: Mapping[str, Any]) -> int:

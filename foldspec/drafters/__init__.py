@@ -15,7 +15,7 @@ from foldspec.models.config import ModelConfig
 __all__ = ["ARCHITECTURES", "KINDS", "MODEL_FREE", "make_model_free", "make_network"]
 
 # what the registry calls the kinds that run
-KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffusion")
+KINDS = ("dflash", "dspark", "autoregressive", "masked diffusion", "block diffusion", "uniform diffusion")
 
 # architecture -> "module:class"; imported when it is asked for. DeepSpec's DFlash files carry its DSpark class name.
 ARCHITECTURES = {
@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "DreamModel": "foldspec.drafters.masked_networks:DreamNetwork",
     "SDARForCausalLM": "foldspec.drafters.masked_networks:SDARNetwork",
     "MaskedLlamaForCausalLM": "foldspec.drafters.masked_networks:MaskedLlamaNetwork",
+    "DiffusionGemmaForBlockDiffusion": "foldspec.drafters.uniform_diffusion:UniformNetwork",
 }
 
 # any target model may draft, too

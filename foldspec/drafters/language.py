@@ -114,8 +114,15 @@ class LanguageDrafter(Drafter):
     # -------------------------------------------------------------------------------------------------- committed
 
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
-        lacking: list[tuple[int, int, int]] = []
-        ids: list[int] = []
+        lacking = self.lacking(rows, tokens)
+        if lacking:
+            requests, starts, pieces = zip(*lacking, strict=True)
+            ids = [token for piece in pieces for token in piece]
+            self.run(Rows.of(requests, starts, [len(piece) for piece in pieces]), ids, head_rows=())
+
+    def lacking(self, rows: Rows, tokens: Sequence[int]) -> list[tuple[int, int, Sequence[int]]]:
+        """(request, start, ids) of what is committed and not held yet. What is held and not committed is truncated."""
+        found: list[tuple[int, int, Sequence[int]]] = []
         for request, start, packed in rows:
             own, held = tokens[packed], self._ids[request]
             assert start <= len(held), "entries are absorbed in order"
@@ -123,10 +130,8 @@ class LanguageDrafter(Drafter):
             known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self.truncate(request, start + known)
             if known < len(own):
-                lacking.append((request, start + known, len(own) - known))
-                ids += own[known:]
-        if lacking:
-            self.run(Rows.of(*zip(*lacking, strict=True)), ids, head_rows=())
+                found.append((request, start + known, own[known:]))
+        return found
 
     def fill(self, rows: Rows, tokens: Sequence[int], numbers: Numbers) -> None:
         for request, start, packed in rows:

@@ -9,9 +9,9 @@ multiplied by sqrt(width), logits bounded by ``cap * tanh(logits / cap)``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -29,12 +29,14 @@ from foldspec.models.layers import (
     Projections,
     RMSNorm,
     Stack,
+    UnitNorm,
     masked_attention,
+    parameter,
 )
 from foldspec.models.llama import Backbone, Llama, rotation
 from foldspec.models.rope import Rope
 
-__all__ = ["Gemma4", "Layer", "layers_of"]
+__all__ = ["Block", "Gemma4", "Layer", "layers_of"]
 
 PERIOD = 6  # every sixth layer is full where a config does not list its layers
 
@@ -108,21 +110,6 @@ def _own_values(config: ModelConfig, kinds: Sequence[str], raw_keys: bool) -> di
     return found
 
 
-class UnitNorm(nn.Module):
-    """An RMSNorm without a weight."""
-
-    def __init__(self, width: int, eps: float, kernels: Kernels) -> None:
-        super().__init__()
-        self._width, self.eps, self._kernels = width, eps, kernels
-        self._ones: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._ones is None:
-            wide = torch.promote_types(x.dtype, torch.float32)
-            self._ones = torch.ones(self._width, dtype=wide, device=x.device)
-        return self._kernels.rms_norm(x, self._ones, self.eps)
-
-
 class Attention(Projections):
     """Projections with norms of queries, keys and values, and perhaps none for the values: these are then raw keys."""
 
@@ -152,12 +139,16 @@ class Block(nn.Module):
         self.pre_feedforward_layernorm = RMSNorm(g.width, g.eps, kernels, wide=True)
         self.mlp = GeGLU(g.width, g.inner, kernels)
         self.post_feedforward_layernorm = RMSNorm(g.width, g.eps, kernels, wide=True)
-        self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
+        self.layer_scalar = parameter(1)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What joins the stream x [n, width] after attention, before its norm."""
+        return self.mlp(self.pre_feedforward_layernorm(x))
 
 
 class Gemma4(Llama):
     renamed = {"model.language_model.": "model."}  # noqa: RUF012
-    ignored = (
+    ignored: ClassVar[tuple[str, ...]] = (
         "model.vision_tower.",
         "model.vision_embedder.",
         "model.embed_vision.",
@@ -175,32 +166,44 @@ class Gemma4(Llama):
         max_positions: int,
         softcap: float | None,
         tied: bool,
+        block: Callable[[Layer, Kernels], Block] = Block,
     ) -> None:
         LanguageModel.__init__(self)  # what Llama is made of is of one geometry
         self.layout, self.ropes, self.kernels, self.softcap = tuple(layers), ropes, kernels, softcap
         g = layers[0].geometry
         self.vocabulary, self.width, self.layer_count = vocabulary, g.width, len(layers)
         self.max_positions = max_positions
-        self.model = Backbone(g, vocabulary, (Block(layer, kernels) for layer in layers), kernels, wide=True)
+        self.model = Backbone(g, vocabulary, (block(layer, kernels) for layer in layers), kernels, wide=True)
         self.lm_head = None if tied else Linear(self.width, vocabulary, kernels)
         self.embedding_scale = self.width**0.5
 
     @classmethod
     def from_config(cls, config: ModelConfig, tensors: Collection[str], kernels: Kernels) -> Gemma4:
-        config = config.text()
-        if config.get("use_bidirectional_attention", str, "vision") != "vision":  # of images, of which there are none
-            raise config.error("use_bidirectional_attention of text is not supported")
-        config.refuse(hidden_activation="gelu_pytorch_tanh", attention_bias=False)
+        config = cls.text_of(config)
         layers = layers_of(config)
         return cls(
             layers,
-            {layer.turning: Rope.from_config(config, layer.geometry.head_dim, layer.kind) for layer in layers},
+            cls.ropes_of(config, layers),
             kernels,
             vocabulary=config.whole("vocab_size"),
             max_positions=config.whole("max_position_embeddings"),
             softcap=config.number("final_logit_softcapping") if config.has("final_logit_softcapping") else None,
             tied="lm_head.weight" not in tensors,  # the published ones are, whatever their configs say of it
         )
+
+    @staticmethod
+    def text_of(config: ModelConfig) -> ModelConfig:
+        """The text model's settings, none of which is one that is not supported."""
+        config = config.text()
+        if config.get("use_bidirectional_attention", str, "vision") != "vision":  # of images, of which there are none
+            raise config.error("use_bidirectional_attention of text is not supported")
+        config.refuse(hidden_activation="gelu_pytorch_tanh", attention_bias=False)
+        return config
+
+    @staticmethod
+    def ropes_of(config: ModelConfig, layers: Sequence[Layer]) -> dict[tuple[str, int], Rope]:
+        """By what a layer's depends on."""
+        return {layer.turning: Rope.from_config(config, layer.geometry.head_dim, layer.kind) for layer in layers}
 
     def cache_spec(self, dtype: torch.dtype) -> TargetSpec:
         each = [layer.cache_spec(dtype) for layer in self.layout]
@@ -232,5 +235,9 @@ class Gemma4(Llama):
         q = self.kernels.rotate_append(q, k, v, cos_sin, cache.slots(index))
         o = masked_attention(q, cache, index, plan.rows, self.kernels, 1.0, block.layer.window, plan.mask)
         x = x + block.post_attention_layernorm(block.self_attn.output(o))
-        x = x + block.post_feedforward_layernorm(block.mlp(block.pre_feedforward_layernorm(x)))
-        return x * block.layer_scalar
+        x = x + block.post_feedforward_layernorm(block.feed_forward(x))
+        return x * self._scalar(block, index, plan)
+
+    def _scalar(self, block: Block, index: int, plan: ForwardPlan) -> torch.Tensor:
+        """[1] what a layer's output is multiplied by."""
+        return block.layer_scalar

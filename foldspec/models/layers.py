@@ -29,6 +29,7 @@ __all__ = [
     "RMSNorm",
     "Stack",
     "SwiGLU",
+    "UnitNorm",
     "by_row",
     "join",
     "masked_attention",
@@ -37,6 +38,9 @@ __all__ = [
     "settle",
     "wide",
 ]
+
+
+_SOME = 16 * panels.PANEL  # rows of a matrix
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -67,6 +71,17 @@ class Matrix(nn.Module):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> rows [n, in], in the dtype that the weight is held in."""
         return panels.rows(self.weight, ids) if self.packed else F.embedding(ids, self.weight)
+
+    def mixed(self, shares: torch.Tensor) -> torch.Tensor:
+        """shares [n, out] -> sums [n, in] of the rows, each times its share, in the dtype of the shares."""
+        if not self.packed and self.weight.dtype == shares.dtype:
+            return shares @ self.weight
+        total = shares.new_zeros(len(shares), self.weight.shape[1])
+        for first in range(0, len(self.weight), _SOME):  # a large table is never held twice
+            part = self.weight[first : first + _SOME]
+            rows = panels.unpacked(part) if self.packed else part
+            total.addmm_(shares[:, first : first + _SOME], rows.to(shares.dtype))
+        return total
 
     def part(self, ids: torch.Tensor) -> Matrix:
         """A matrix of some of the rows, laid out like this one."""
@@ -208,6 +223,21 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._kernels.rms_norm(x, self.scale(), self.eps)
+
+
+class UnitNorm(nn.Module):
+    """An RMSNorm without a weight."""
+
+    def __init__(self, width: int, eps: float, kernels: Kernels) -> None:
+        super().__init__()
+        self._width, self.eps, self._kernels = width, eps, kernels
+        self._ones: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._ones is None:
+            wide = torch.promote_types(x.dtype, torch.float32)
+            self._ones = torch.ones(self._width, dtype=wide, device=x.device)
+        return self._kernels.rms_norm(x, self._ones, self.eps)
 
 
 class SwiGLU(nn.Module):

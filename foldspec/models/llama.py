@@ -126,11 +126,13 @@ class Llama(LanguageModel):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(self, ids: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
-        rows = plan.rows
+        return self._run(self.embed(ids), plan, cache)
+
+    def _run(self, x: torch.Tensor, plan: ForwardPlan, cache: PagedCache) -> ForwardOutput:
+        """Embedded rows [total, width] through all layers."""
+        rows, taps = plan.rows, {}
         cache.begin(rows)
-        rotations = self._rotations(rows, ids.device)
-        x = self.embed(ids)
-        taps = {}
+        rotations = self._rotations(rows, x.device)
         for i, (block, cos_sin) in enumerate(zip(self.model.layers, rotations, strict=True)):
             x = self._block(block, i, x, plan, cos_sin, cache)
             if i in plan.taps:

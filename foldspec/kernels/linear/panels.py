@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["PANEL", "pack", "rows"]
+__all__ = ["PANEL", "pack", "rows", "unpacked"]
 
 PANEL = 16  # as csrc/linear.cpp has it
 _STEP = 64 * PANEL  # rows packed at a time: a few megabytes beside the matrix itself
@@ -33,3 +33,17 @@ def rows(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     height = (count - panel * PANEL).clamp(max=PANEL)  # of the panel: how far its values of one row lie apart
     begin = panel * PANEL * width + ids % PANEL
     return weight.view(-1)[begin[:, None] + height[:, None] * torch.arange(width, device=ids.device)]
+
+
+def unpacked(weight: torch.Tensor) -> torch.Tensor:
+    """A packed weight [out, in], or a slice at whole panels of one, as it was before."""
+    count, width = weight.shape
+    whole = count // PANEL * PANEL
+    pieces = [(weight[:whole], PANEL), (weight[whole:], count - whole)]
+    return torch.cat(
+        [
+            piece.view(-1, width, height).transpose(1, 2).reshape(len(piece), width)
+            for piece, height in pieces
+            if len(piece)
+        ]
+    )
