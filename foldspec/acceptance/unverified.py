@@ -35,6 +35,6 @@ class Unverified(AcceptanceRule):
 
     def law(self) -> str:
         return (
-            "not the target's but the drafter's: every draft stands; the target's own are a text's first token, and one "
-            "where nothing is drafted, as at the limit of the output"
+            "not the target's but the drafter's: every draft stands; the target's own are a text's first token and what"
+            " comes where nothing is drafted, as at the limit of the output"
         )
