@@ -1,9 +1,8 @@
 """``unverified``: whatever is drafted stands, as if there were no target: the drafter alone, a block a round.
 
 The baseline of the second paper's Figure 2b and Table 1. ``linear`` with lambda 1 lets every draft stand too, and
-follows each block with a token of the target's own; here the last draft takes that token's place. The target's pass is
-run all the same, so that measurements mean what they always do: what the drafter alone takes is the rounds' part
-``draft``.
+follows each block with a token of the target's own; here nothing follows it. The target's pass is run all the same, so
+that measurements mean what they always do: what the drafter alone takes is the rounds' part ``draft``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Unverified(AcceptanceRule):
         if not tokens:
             return Verdict(0, noise.draw(target.law(0), Purpose.TARGET, target.position))
         outside = tuple(i for i, token in enumerate(tokens) if target.law(i).prob(token) == 0)
-        return Verdict(len(tokens) - 1, tokens[-1], outside)
+        return Verdict(len(tokens), tokens[-1], outside, followed=False)
 
     def chance(self, draft: Draft) -> float:
         return 1.0

@@ -218,7 +218,7 @@ def test_unverified_output_is_the_drafters_own_up_to_the_limit(sampling: DraftSa
 def test_unverified_rounds_are_blocks_and_count_what_the_target_rules_out(options: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=202, **options)
     (done,) = run(make_rule("unverified"), TableDrafter(FEW), [params], [Noise(8)])
-    assert all(each.committed == each.drafted and len(each.drafted) == 2 for each in done.rounds[:-1])
+    assert all(each.committed == each.drafted and each.accepted == len(each.drafted) == 2 for each in done.rounds[:-1])
     assert done.rounds[-1].drafted == () and len(done.rounds) == 101
     outside = 0
     for i, token in enumerate(done.output[:-1]):
