@@ -165,9 +165,8 @@ def _rate(plan: Plan, d: float | None, own: Sequence[Record]) -> tuple[float | N
 
 def _expected(plan: Plan, d: float | None, mu: float, drafted: int) -> float:
     """Prop. 1, with the rate of each place where lambda has one for each."""
-    if plan.leniency is None or d is None:
-        return model.tokens_a_round(mu, drafted) - 1 + plan.after(drafted)
-    return model.tokens_by_position([plan.rate(d, i) for i in range(drafted)])
+    rates = [mu if plan.leniency is None or d is None else plan.rate(d, i) for i in range(drafted)]
+    return model.tokens_by_position(rates) - 1 + plan.after(drafted)
 
 
 def _sums(records: Sequence[Record], what: str) -> tuple[list[float], list[float]]:
