@@ -249,10 +249,12 @@ def test_twenty_prompts(folders: dict[str, Path], adapter: str) -> None:
     prompts, params = [tiny.prompt(1 + 7 * i % 61, 126, seed=100 + i) for i in range(20)], SamplingParams(max_tokens=14)
     with load(folders, adapter, max_batch=8) as engine:
         plain = [done.token_ids for done in engine.using(draft_tokens=0).generate(list(prompts), params)]
-        for steps in (1, 2, 4):
+        efforts: list[dict[str, Any]] = [{"steps": steps} for steps in (1, 2, 4)]
+        efforts += [{"confidence": 0.02}, {"confidence": 0.05, "order": "dynamic"}, {"entropy_bound": 4.0}]
+        for effort in efforts:
             for rule in ("exact", "match"):
                 for heat in (0.0, 0.8):
-                    way = engine.using(steps=steps, accept=rule, draft_temperature=heat)
+                    way = engine.using(**effort, accept=rule, draft_temperature=heat)
                     assert [done.token_ids for done in way.generate(list(prompts), params)] == plain
 
 

@@ -59,11 +59,11 @@ def plain(engine: Engine) -> Mapping[str, list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("accept", ["exact", "match"])
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("steps, bound", [(1, None), (2, None), (4, None), (3, 0.0), (3, 2.0)])
 def test_greedy_ids_are_plain_decodings(
-    engine: Engine, plain: Mapping[str, list[tuple[int, ...]]], steps: int, accept: str
+    engine: Engine, plain: Mapping[str, list[tuple[int, ...]]], steps: int, bound: float | None, accept: str
 ) -> None:
-    own = engine.using(steps=steps, accept=accept, draft_tokens=4)
+    own = engine.using(steps=steps, entropy_bound=bound, accept=accept, draft_tokens=4)
     found = own.generate(PROMPTS, GREEDY)
     assert [done.token_ids for done in found] == plain["greedy"] and own.lossless
     rounds = [r for done in found for r in done.rounds]
