@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 ABOUT = """\
-Plain decoding (ar) is always run, twice on every request: the second run shows the noise. A method is lookup or the
-name of a context method, then options: fold:alpha=4:window=128. TPOT = (time of last token - time of first) /
-(tokens - 1), prefill excluded; tau = committed tokens a round, the target's own included."""
+Plain decoding (ar) is always run, twice on every request: the second run shows the noise. A method is the name of a
+context method or of a drafter without weights (lookup, repeat, unigram), then options: fold:alpha=4:window=128. TPOT =
+(time of last token - time of first) / (tokens - 1), prefill excluded; tau = committed tokens a round, the target's own
+included."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

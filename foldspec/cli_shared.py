@@ -58,7 +58,11 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     pair = parser.add_argument_group("pair")
     pair.add_argument("pair", nargs="?", metavar="PAIR", help="a name of `foldspec models`")
     pair.add_argument("--target", metavar="T", help="a folder, a hub id, or an embedded one's name")
-    pair.add_argument("--drafter", metavar="D", help="the same, or lookup, or none for plain decoding")
+    pair.add_argument(
+        "--drafter",
+        metavar="D",
+        help="the same; lookup, repeat or unigram, which have no weights; none: plain decoding",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

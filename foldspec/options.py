@@ -45,6 +45,7 @@ MOST_THREADS = 1024
 PREFIX_CACHES = ("exact", "approximate")
 DRAFT_NOISES = ("own", "shared")
 LOAD_FORMATS = ("auto", "dummy")
+WITHOUT_WEIGHTS = ("lookup", "repeat", "unigram")  # drafters
 SEED_BITS = 64
 
 

@@ -113,11 +113,18 @@ Proposal: TypeAlias = PointMass | Sampled[Any]
 @dataclass(frozen=True)
 class Verdict:
     """A rule's answer for one request: how many drafts stand, and the target's own token after them. ``outside``: the
-    rows of drafts that stand although the target's law gives them no probability."""
+    rows of drafts that stand although the target's law gives them no probability. ``followed``: whether that token
+    comes; else the drafts that stand, one at least, are all."""
 
     accepted: int
     next_token: int
     outside: tuple[int, ...] = ()
+    followed: bool = True
+
+    def run(self, proposal: Proposal) -> tuple[int, ...]:
+        """What is to be committed."""
+        drafts = proposal.tokens[: self.accepted]
+        return (*drafts, self.next_token) if self.followed else drafts
 
 
 @dataclass(frozen=True)

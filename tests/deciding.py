@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foldspec.acceptance import make_rule
+from foldspec.acceptance import RULES, make_rule
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.noise import Noise
 from foldspec.options import SamplingParams
@@ -36,6 +36,7 @@ def targets(
 # of a rule that takes a leniency: the one at which it lets nothing pass
 STRICT: dict[str, dict[str, Any]] = {"linear": {"leniency": 0.0}, "lenience": {"leniency": 1.0}}
 STRICT["cactus"] = {"leniency": 0.0}
+VERIFYING = [rule for rule in RULES if rule != "unverified"]
 
 
 def strict(rule: str) -> AcceptanceRule:

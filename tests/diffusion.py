@@ -97,9 +97,12 @@ def denoise(
 class Oracle:
     """The same checkpoint in transformers."""
 
-    def __init__(self, folder: Path) -> None:
-        kind = DiffusionGemmaForBlockDiffusion
-        self._model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        how = {
+            "attn_implementation": "eager",
+            "experts_implementation": "grouped_mm" if dtype.itemsize < 4 else "eager",
+        }
+        self._model = DiffusionGemmaForBlockDiffusion.from_pretrained(folder, dtype=dtype, **how).eval()
 
     @torch.inference_mode()
     def denoise(self, ids: Sequence[int], canvas: Sequence[int], before: torch.Tensor | None = None) -> torch.Tensor:

@@ -92,7 +92,7 @@ COMBINATIONS = [(name, mode) for name in EFFORTS for mode in Q_MODES if name != 
 
 def drafter_of(toy: Toy, name: str, mode: str) -> ToyDrafter:
     effort, begin = EFFORTS[name]
-    drafter = ToyDrafter(toy, dataclasses.replace(effort, q_mode=mode), DRAWN, begin)
+    drafter = ToyDrafter(toy, dataclasses.replace(effort, q_mode=mode).settled(True), DRAWN, begin)
     drafter.biased = "" if "uniform" in name else drafter.biased
     return drafter
 

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from foldspec.cache.rows import Rows
 from foldspec.drafters.base import Host
-from foldspec.drafters.masked_diffusion import MaskedDiffusion
-from foldspec.drafters.masked_networks import MaskedNetwork
+from foldspec.drafters.masked_diffusion import MaskedDiffusion, MaskedNetwork
 from foldspec.effort import Effort
 from foldspec.models.base import LanguageModel
 from foldspec.noise import Noise

@@ -20,6 +20,7 @@ RULES = {
     "lenience": "foldspec.acceptance.lenience:Lenience",
     "cactus": "foldspec.acceptance.cactus:Cactus",
     "typical": "foldspec.acceptance.typical:Typical",
+    "unverified": "foldspec.acceptance.unverified:Unverified",
 }
 
 

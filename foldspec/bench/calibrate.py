@@ -69,6 +69,7 @@ class Calibrator:
             own=profile if method.accept == "exact" else label,
             leniency=_leniency(method, params),
             most=engine.drafts,
+            followed=method.accept != "unverified",
         )
 
     def _add(self, name: str, engine: Engine) -> str:

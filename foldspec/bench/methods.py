@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import CONTEXT_FIELDS, RULE_FIELDS, MethodOptions
+from foldspec.options import CONTEXT_FIELDS, RULE_FIELDS, WITHOUT_WEIGHTS, MethodOptions
 
 __all__ = ["AR", "AR_AGAIN", "Method", "check_drafts", "order", "parse_methods"]
 
@@ -48,7 +48,9 @@ def _parse(words: str) -> Method:
     fields = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(MethodOptions)}
     del fields["context"], fields["drafter"]  # the name says them
     # a context method reads with the pair's own drafter, whatever runs where no method is named (--drafter lookup)
-    changes: dict[str, Any] = {"drafter": "lookup"} if name == "lookup" else {"context": name, "drafter": None}
+    changes: dict[str, Any] = {"context": name, "drafter": None}
+    if name in WITHOUT_WEIGHTS:
+        changes = {"drafter": name}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or key not in fields or key in changes:

@@ -35,7 +35,8 @@ Record = Mapping[str, Any]  # one calibrating run of one request
 class Plan:
     """Which runs a method's figures come from. ``profile``: at lambda 0, drafting as the method does; ``costs``: the
     same with other K, the fewest first; ``own``: under its own rule. ``leniency``: lambda, one for all or one a draft;
-    None: the rule is not that of Eq. 6. ``most``: drafts of a whole round at most."""
+    None: the rule is not that of Eq. 6. ``most``: drafts of a whole round at most. ``followed``: whether a token of the
+    target's own follows drafts that all stand."""
 
     label: str
     drafting: str
@@ -44,10 +45,15 @@ class Plan:
     own: str
     leniency: tuple[float, ...] | None
     most: int
+    followed: bool = True
 
     @property
     def at_lambda_0(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.costs, self.profile)))
+
+    def after(self, drafted: int) -> int:
+        """Tokens of a round that are not drafts."""
+        return int(self.followed or not drafted)
 
     def rate(self, d: float, place: int) -> float:
         """Eq. 6 for one draft of a block."""
@@ -118,7 +124,8 @@ def _method(
     d, ends = _ratio(*_sums(profile, "tv"), how)
     spent, spent_ends = _ratio(*_sums(own, "spent"), how)
     mu, source = _rate(plan, d, own)
-    tokens = None if mu is None else metrics.mean([_expected(plan, d, mu, each["drafted"]) for each in _whole(profile)])
+    whole = [each["drafted"] for each in _whole(profile)]
+    tokens = None if mu is None else metrics.mean([_expected(plan, d, mu, drafted) for drafted in whole])
     lines = [group[plan.label] for group in groups]
     return {
         "method": plan.label,
@@ -142,7 +149,7 @@ def _method(
         "spent_ci": spent_ends,
         "tokens_a_round_modelled": tokens,
         "tokens_a_round_measured": metrics.tau_pooled([line["commits"] for line in lines]),
-        "tokens_a_whole_round": metrics.mean([each["accepted"] + 1 for each in _whole(own)]),
+        "tokens_a_whole_round": metrics.mean([each["accepted"] + plan.after(each["drafted"]) for each in _whole(own)]),
         "tokens_s_modelled": None if tokens is None else 1e3 * model.throughput(tokens, draft, verify),
         "tokens_s_measured": 1e3 * sum(line["n_out"] - 1 for line in lines) / sum(line["decode_ms"] for line in lines),
     }
@@ -158,9 +165,8 @@ def _rate(plan: Plan, d: float | None, own: Sequence[Record]) -> tuple[float | N
 
 def _expected(plan: Plan, d: float | None, mu: float, drafted: int) -> float:
     """Prop. 1, with the rate of each place where lambda has one for each."""
-    if plan.leniency is None or d is None:
-        return model.tokens_a_round(mu, drafted)
-    return model.tokens_by_position([plan.rate(d, i) for i in range(drafted)])
+    rates = [mu if plan.leniency is None or d is None else plan.rate(d, i) for i in range(drafted)]
+    return model.tokens_by_position(rates) - 1 + plan.after(drafted)
 
 
 def _sums(records: Sequence[Record], what: str) -> tuple[list[float], list[float]]:

@@ -35,8 +35,12 @@ LANGUAGE_MODEL = "foldspec.drafters.autoregressive:AutoregressiveNetwork"
 # architecture -> the name under which it is known and not supported
 REFUSED = {"DFlash2DraftModel": "DFlash 2"}
 
-# name -> "module:class", made without arguments
-MODEL_FREE = {"lookup": "foldspec.drafters.prompt_lookup:PromptLookup"}
+# name -> "module:class", made without arguments; `options.WITHOUT_WEIGHTS` has the names for those without torch
+MODEL_FREE = {
+    "lookup": "foldspec.drafters.prompt_lookup:PromptLookup",
+    "repeat": "foldspec.drafters.naive:Repeat",
+    "unigram": "foldspec.drafters.naive:Unigram",
+}
 
 
 def make_model_free(name: str) -> Drafter:

@@ -12,23 +12,55 @@ A canvas lives in :meth:`MaskedDiffusion.propose` alone, and the cache is cut ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import Rows
-from foldspec.drafters.base import Host
+from foldspec.drafters.base import Drafter, Host
 from foldspec.drafters.denoise import Masked
-from foldspec.drafters.language import LanguageDrafter
-from foldspec.drafters.masked_networks import MOST, MaskedNetwork
+from foldspec.drafters.language import LanguageDrafter, LanguageNetwork
 from foldspec.made_up import Numbers
-from foldspec.models.base import ForwardPlan
+from foldspec.models.base import ForwardPlan, LanguageModel
+from foldspec.models.mask import FULL, Mask
 from foldspec.noise import Noise
 from foldspec.options import MethodOptions
 from foldspec.records import PointMass, Proposal
 from foldspec.sampling import DraftSampling
 
-__all__ = ["MaskedDiffusion"]
+__all__ = ["MaskedDiffusion", "MaskedNetwork"]
+
+MOST = 1024  # rows of a pass, unless one request alone has more
+
+
+class MaskedNetwork(LanguageNetwork):
+    """A language model that reads masks both ways.
+
+    ``mask_id``  what stands where no token is known
+    ``shift``    the row of a place is so many before its own
+    ``quota``    how many places a step reveals, as :class:`Masked` has it
+    """
+
+    shift: ClassVar[int] = 0
+    quota: ClassVar[str] = "balanced"
+    order: str = "static"
+    efforts: frozenset[str] = frozenset({"steps", "confidence", "entropy_bound", "order"})
+
+    def __init__(self, language: LanguageModel, where: str, mask_id: int) -> None:
+        super().__init__(language, where, mask_id)
+        self.mask_id = mask_id
+        self.masks: dict[int, Mask] = {}  # under which the entries of each open request were computed
+
+    def mask(self, method: MethodOptions) -> Mask:
+        """Which entries its rows read."""
+        return FULL
+
+    def pass_rows(self, method: MethodOptions, longest: int) -> int:
+        return min(MOST, longest + self.rows(method))
+
+    def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
+        return MaskedDiffusion(self, caches, host, method, sampling)
 
 
 class _Draft:

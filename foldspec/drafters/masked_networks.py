@@ -10,54 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 
 from foldspec.drafters.base import Drafter, Host
-from foldspec.drafters.language import LanguageNetwork
+from foldspec.drafters.masked_diffusion import MaskedNetwork
 from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.models.base import LanguageModel
 from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Matrix, parameter
 from foldspec.models.llama import Llama
-from foldspec.models.mask import FULL, Mask, grid
+from foldspec.models.mask import Mask, grid
 from foldspec.models.qwen2 import Qwen2
 from foldspec.models.qwen3 import Qwen3
 from foldspec.options import MethodOptions
 from foldspec.sampling import DraftSampling
 from foldspec.text.tokenizer import mask_id
 
-MOST = 1024  # rows of a pass, unless one request alone has more
-
-__all__ = ["DreamNetwork", "GridNetwork", "MaskedLlamaNetwork", "MaskedNetwork", "SDARNetwork"]
-
-
-class MaskedNetwork(LanguageNetwork):
-    """``shift``: the row of a place is so many before its own. ``mask_id``: what stands where no token is known."""
-
-    shift: ClassVar[int] = 0
-    quota: ClassVar[str] = "balanced"
-    order: str = "static"
-    efforts: frozenset[str] = frozenset({"steps", "confidence", "entropy_bound", "order"})
-
-    def __init__(self, language: LanguageModel, where: str, mask_id: int) -> None:
-        super().__init__(language, where, mask_id)
-        self.mask_id = mask_id
-        self.masks: dict[int, Mask] = {}  # under which the entries of each open request were computed
-
-    def mask(self, method: MethodOptions) -> Mask:
-        """Which entries its rows read."""
-        return FULL
-
-    def pass_rows(self, method: MethodOptions, longest: int) -> int:
-        return MOST
-
-    def bind(self, host: Host, caches: Any, method: MethodOptions, sampling: DraftSampling) -> Drafter:
-        from foldspec.drafters.masked_diffusion import MaskedDiffusion
-
-        return MaskedDiffusion(self, caches, host, method, sampling)
+__all__ = ["DreamNetwork", "GridNetwork", "MaskedLlamaNetwork", "SDARNetwork"]
 
 
 class DreamNetwork(MaskedNetwork):

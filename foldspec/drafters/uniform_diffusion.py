@@ -99,14 +99,16 @@ class UniformDiffusion(LanguageDrafter):
     def propose(
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
     ) -> list[Proposal]:
-        asked = [i for i, budget in enumerate(budgets) if budget > 0]
+        # a canvas ends where the network's positions do
+        lengths = [min(self.max_drafts, self.model.max_positions - n - 1) for n in anchors.starts]
+        asked = [i for i, budget in enumerate(budgets) if min(budget, lengths[i]) > 0]
         drafts: list[Proposal] = [PointMass(()) for _ in tokens]
         if not asked:
             return drafts
         requests, starts = [anchors.requests[i] for i in asked], [anchors.starts[i] for i in asked]
         self._encode(requests, [[tokens[i]] for i in asked])
         blocks = [
-            Annealed(self._sampling.effort, self._sampling, noises[i], n, self.max_drafts, self.vocabulary)
+            Annealed(self._sampling.effort, self._sampling, noises[i], n, lengths[i], self.vocabulary)
             for i, n in zip(asked, starts, strict=True)
         ]
         self._denoise(requests, [n + 1 for n in starts], blocks)

@@ -28,7 +28,7 @@ from foldspec.models.base import ForwardPlan
 from foldspec.models.config import ModelConfig
 from foldspec.models.experts import Experts, Router
 from foldspec.models.gemma4 import Block, Gemma4, Layer, layers_of
-from foldspec.models.layers import GeGLU, RMSNorm, UnitNorm, parameter
+from foldspec.models.layers import GeGLU, Matrix, RMSNorm, UnitNorm, parameter
 from foldspec.models.mask import FULL
 from foldspec.models.rope import Rope
 
@@ -156,6 +156,13 @@ class DiffusionGemma(Gemma4):
             return None
         name = name.replace("model.self_conditioning.", "self_conditioning.")
         return f"{name}.weight" if ".experts." in name else name  # which files name without it
+
+    def head(self, x: torch.Tensor, matrix: Matrix | None = None, softcap: float | None = None) -> torch.Tensor:
+        """Widened before they are bounded, as the source does."""
+        logits = (matrix or self.head_matrix).product(x)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        cap = self.softcap if softcap is None else softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def bytes_of(self, rows: int) -> int:
         """About the bytes of weights that a forward of so many rows reads: of the experts, as many as rows choose that

@@ -143,7 +143,7 @@ class Rounds:
             zip(requests, targets, proposals, verdicts, strict=True)
         ):
             position, sound = request.anchor_pos, target.sound
-            run = (*proposal.tokens[: verdict.accepted], verdict.next_token)[:sound]
+            run = verdict.run(proposal)[:sound]
             tokens = request.commit(run, logprobs_of(target.logits, run, request.params.logprobs))
             if verdict.accepted >= sound and not request.done:  # plain decoding would come as far, and no further
                 request.fail(_not_finite(request, position + sound))

@@ -243,6 +243,21 @@ def test_no_token_changes(folders: dict[str, Path], adapter: str) -> None:
         assert engine.lossless and not engine.using(steps=2, draft_temperature=1.0, q_mode="reveal_step").lossless
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["shifted", "in place"])
+def test_twenty_prompts(folders: dict[str, Path], adapter: str) -> None:
+    prompts, params = [tiny.prompt(1 + 7 * i % 61, 126, seed=100 + i) for i in range(20)], SamplingParams(max_tokens=14)
+    with load(folders, adapter, max_batch=8) as engine:
+        plain = [done.token_ids for done in engine.using(draft_tokens=0).generate(list(prompts), params)]
+        efforts: list[dict[str, Any]] = [{"steps": steps} for steps in (1, 2, 4)]
+        efforts += [{"confidence": 0.02}, {"confidence": 0.05, "order": "dynamic"}, {"entropy_bound": 4.0}]
+        for effort in efforts:
+            for rule in ("exact", "match"):
+                for heat in (0.0, 0.8):
+                    way = engine.using(**effort, accept=rule, draft_temperature=heat)
+                    assert [done.token_ids for done in way.generate(list(prompts), params)] == plain
+
+
 def test_the_registry_does_not_claim_to_know_the_format() -> None:
     words = ("--target", "Qwen/Qwen3-8B", "--drafter", "s-sahoo/uno-qwen3-8B", "-p", "x")
     refused(main("generate", *words), 3, "kind adapter", "format unverified", "adapter_config.json")

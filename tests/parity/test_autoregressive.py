@@ -17,6 +17,7 @@ from foldspec.cache.rows import Rows
 from foldspec.drafters.autoregressive import Autoregressive, AutoregressiveNetwork
 from foldspec.drafters.base import Host, Room
 from foldspec.drafters.language import LanguageNetwork
+from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.noise import Noise
 from foldspec.options import MethodOptions
@@ -244,6 +245,15 @@ def test_what_stands_is_not_computed_again(folders: dict[str, Path], monkeypatch
         assert drafter.held(0) == 19
 
 
+def test_drafts_that_the_caches_are_too_small_for(folders: dict[str, Path]) -> None:
+    with (
+        load(folders["target"], folders["gemma4"], prefill_chunk=32) as engine,
+        pytest.raises(UsageError, match="drafts of at most 31 tokens, not 32"),
+    ):
+        assert engine.using(draft_tokens=31)._drafter.max_drafts == 31
+        engine.using(draft_tokens=32)
+
+
 def test_other_tokens_than_drafted_replace_them(folders: dict[str, Path]) -> None:
     """Nobody needs to truncate first: entries whose ids are not those committed go."""
     bench = Bench(folders, "llama")
@@ -286,6 +296,22 @@ def test_budgets_are_kept_and_one_request_does_not_change_another(folders: dict[
 
 
 # ------------------------------------------------------------------------------------------------------------ for real
+
+
+MANY = [tiny.prompt(1 + 7 * i % 61, 128, seed=100 + i) for i in range(20)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twenty_prompts(folders: dict[str, Path], family: str) -> None:
+    """Every draft length by both lossless rules, drafts drawn or not."""
+    with load(folders["target"], folders[family], max_batch=8) as engine:
+        plain = [done.token_ids for done in engine.using(draft_tokens=0).generate(list(MANY), PARAMS)]
+        for length in (1, 4, 11):
+            for rule in ("exact", "match"):
+                for heat in (0.0, 0.8):
+                    way = engine.using(draft_tokens=length, accept=rule, draft_temperature=heat)
+                    assert [done.token_ids for done in way.generate(list(MANY), PARAMS)] == plain
 
 
 @pytest.mark.slow

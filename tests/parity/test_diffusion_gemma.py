@@ -150,6 +150,30 @@ def test_weights_held_in_bfloat16(golden: dict[str, torch.Tensor], tmp_path: Pat
     close(found[2], found[0], 1e-5)
 
 
+def test_bfloat16_rounds_where_the_source_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over experts and bounds of logits are taken in fp32: most logits have the same bits. Rounded bounds
+    show."""
+    where, half = diffusion.write(tmp_path, moe_intermediate_size=24), torch.bfloat16
+    model, oracle = diffusion.load(where, "eager", half), diffusion.Oracle(where, half)
+
+    def near() -> float:
+        found = []
+        for seed in range(3):
+            ids, canvas = tiny.prompt(20 + seed, VOCABULARY, seed=seed), tiny.prompt(12, VOCABULARY, seed=9 + seed)
+            cache, before = tiny.paged_cache(model, longest_pass=40, dtype=half), None
+            cache.open(0)
+            encode(model, cache, ids)
+            for _ in range(2):
+                wanted = oracle.denoise(ids, canvas, before)
+                found.append(float((denoise(model, cache, [canvas], before=before) == wanted).float().mean()))
+                before = wanted.to(half) / 0.8
+        return min(found)
+
+    assert near() > 0.9
+    monkeypatch.setattr(DiffusionGemma, "head", gemma4.Gemma4.head)
+    assert near() < 0.5
+
+
 # ------------------------------------------------------------------------------------------------------------- experts
 
 

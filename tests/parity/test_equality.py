@@ -29,6 +29,7 @@ def tiny_prompts() -> list[Prompt]:
     return [Prompt(f"random {n}", tuple(draw.randrange(4, 500) for _ in range(n))) for n in lengths]
 
 
+@pytest.mark.slow
 def test_every_method_equals_plain_decoding_on_60_tiny_prompts() -> None:
     engine = Engine.load(
         target=str(PAIR / "target"), drafter=str(PAIR / "drafter"), window=WINDOW, page_size=PAGE, prefill_chunk=CHUNK

@@ -41,6 +41,17 @@ EFFORTS = [
 PLACES = [(1, 7), (2, 3), (3, 9), (4, 1), (5, 6), (8, 8), (11, 2), (12, 5), (31, 7), (33, 12)]  # ids, drafts
 
 
+def cases(*variants: Any) -> list[Any]:
+    """Each variant with each effort; every day the first with two of them, the others with one."""
+    quick = {(variants[0], "static"), *((each, "entropy") for each in variants)}
+    marks = {True: (), False: pytest.mark.slow}
+    return [
+        pytest.param(each, effort, marks=marks[(each, effort.order) in quick], id=f"{each}-{effort.order}")
+        for each in variants
+        for effort in EFFORTS
+    ]
+
+
 def four(block: Sequence[int]) -> torch.Tensor:
     """A 4-d mask: a place sees those of its own block's number and below."""
     numbers = torch.tensor(block)
@@ -90,8 +101,7 @@ def on_grid(ids: Sequence[int], count: int, block: int, effort: Effort, logits: 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("block", [4, 5])
-@pytest.mark.parametrize("effort", EFFORTS, ids=str)
+@pytest.mark.parametrize(("block", "effort"), cases(4, 5))
 def test_sdar(block: int, effort: Effort, tmp_path: Path) -> None:
     folder = write(tmp_path, Qwen3Config(**WIDTHS, head_dim=16))
     oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
@@ -114,8 +124,7 @@ def declare(folder: Path, architecture: str, **more: Any) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("tables", [False, True])
-@pytest.mark.parametrize("effort", EFFORTS, ids=str)
+@pytest.mark.parametrize(("tables", "effort"), cases(False, True))
 def test_our_masked_llama(tables: bool, effort: Effort, tmp_path: Path) -> None:
     target = tiny.load_target(tiny.write_target(tmp_path / "target"))
     folder = masked.write_masked_llama(tmp_path / "drafter", tables=tables)
@@ -152,8 +161,7 @@ def dream_quotas(count: int, steps: int) -> list[int]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("prefix_cache", ["exact", "approximate"])
-@pytest.mark.parametrize("effort", EFFORTS, ids=str)
+@pytest.mark.parametrize(("prefix_cache", "effort"), cases("exact", "approximate"))
 def test_dream(prefix_cache: str, effort: Effort, tmp_path: Path) -> None:
     folder = write(tmp_path, Qwen2Config(**WIDTHS))
     oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()

@@ -58,7 +58,7 @@ def plain(engine: Engine) -> list[tuple[int, ...]]:
     return outputs(engine.using(draft_tokens=0))
 
 
-QUICK = (("steps", "exact"), ("confidence", "match"), ("drawn", "exact"))
+QUICK = (("steps", "exact"), ("confidence", "match"))
 EACH = [
     pytest.param(effort, rule, marks=() if (effort, rule) in QUICK else pytest.mark.slow)
     for effort in EFFORTS
@@ -91,7 +91,9 @@ def test_an_approximate_prefix_and_another_grid(engine: Engine, plain: Any) -> N
             assert done.token_ids == alone.token_ids == plain[-1] and done.rounds == alone.rounds
 
 
-@pytest.mark.parametrize("forced", ["0", "2", "0.7,0.8,0.6"])
+@pytest.mark.parametrize(
+    "forced", [pytest.param("0", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "0.7,0.8,0.6"]
+)
 def test_every_round_drafts_as_if_it_were_the_first(engine: Engine, forced: str) -> None:
     method = {"steps": 2, "order": "entropy"}
     used = engine.using(force_accept=forced, **method)

@@ -45,7 +45,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [draw.randrange(4, 500) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", params=PAIRS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(p, marks=pytest.mark.slow) if p == "b_qwen3_zlab_mixed" else p for p in PAIRS]
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """A trained pair of the goldens, with small pages and chunks."""
     folder = tiny.PAIRS / request.param

@@ -4,6 +4,7 @@ with kept prompts and in one batch; what it says of itself; and the pair of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import diffusion
@@ -12,6 +13,7 @@ import pytest
 import tiny
 import torch
 from cli.command import main, refused
+from safetensors.torch import load_file
 
 from foldspec import Engine, SamplingParams
 from foldspec.checkpoints.registry import find
@@ -57,11 +59,11 @@ def plain(engine: Engine) -> Mapping[str, list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("accept", ["exact", "match"])
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("steps, bound", [(1, None), (2, None), (4, None), (3, 0.0), (3, 2.0)])
 def test_greedy_ids_are_plain_decodings(
-    engine: Engine, plain: Mapping[str, list[tuple[int, ...]]], steps: int, accept: str
+    engine: Engine, plain: Mapping[str, list[tuple[int, ...]]], steps: int, bound: float | None, accept: str
 ) -> None:
-    own = engine.using(steps=steps, accept=accept, draft_tokens=4)
+    own = engine.using(steps=steps, entropy_bound=bound, accept=accept, draft_tokens=4)
     found = own.generate(PROMPTS, GREEDY)
     assert [done.token_ids for done in found] == plain["greedy"] and own.lossless
     rounds = [r for done in found for r in done.rounds]
@@ -91,6 +93,29 @@ def test_from_a_kept_prompt(engine: Engine, plain: Mapping[str, list[tuple[int, 
 def test_what_means_nothing_to_it_is_refused(engine: Engine, method: dict[str, Any], where: str) -> None:
     with pytest.raises(FoldspecError, match=where):
         engine.using(**method).generate(PROMPTS[:1], GREEDY)
+
+
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no canvas": ({"canvas_length": None}, {}, "canvas_length is missing"),
+    "more chosen than there are": ({}, {"top_k_experts": 9}, "top_k_experts must be in 1 .. 8"),
+    "no experts": ({}, {"num_experts": None}, "num_experts is missing"),
+    "values of their own": ({}, {"attention_k_eq_v": False}, "attention_k_eq_v = False is not supported"),
+    "another vocabulary": ({}, {"vocab_size": 4096}, "it was made for 4096 ids, the target has 5"),
+    "a text that looks ahead": ({}, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention of text"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_pair_is_refused_in_one_line(engine: Engine, name: str, tmp_path: Path) -> None:
+    config = ModelConfig.read(diffusion.GOLDEN).values
+    top, text, said = BAD[name]
+    changed = {**config, **top, "text_config": {**config["text_config"], **text}}
+    tensors = load_file(diffusion.GOLDEN / "model.safetensors")
+    if name == "another vocabulary":
+        tensors["model.decoder.embed_tokens.weight"] = torch.zeros(4096, 64)
+    drafter = tiny.write_checkpoint(tmp_path / "drafter", changed, tensors)
+    with pytest.raises(FoldspecError, match=said):
+        Engine.load(target=str(engine.resources.found.target.folder), drafter=str(drafter))
 
 
 # ---------------------------------------------------------------------------------------------------- the registry's

@@ -11,7 +11,7 @@ import torch
 from enumerating import EnumeratedNoise, outcomes
 from output_laws import keys_of, mutant, output_law
 from relaxing import ByHand, draft_law, relaxed_law
-from tables import IDS, PROMPT, TARGET, TableDrafter, filtered, plain_law, run, total_variation
+from tables import IDS, PROMPT, TARGET, TableDrafter, filtered, plain_law, processed, run, total_variation
 
 from foldspec.acceptance import cactus, lenience, linear, make_rule, relaxed, typical
 from foldspec.laws import Law
@@ -194,6 +194,37 @@ def test_at_lambda_1_every_draft_stands(sampling: DraftSampling, options: dict[s
     for request in done:
         assert all(each.accepted == len(each.drafted) for each in request.rounds)
         assert len(request.rounds) == 100
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("sampling", [DRAWN, POINT])
+def test_unverified_output_is_the_drafters_own_up_to_the_limit(sampling: DraftSampling, chain: bool) -> None:
+    """Two blocks of two, each from the last token before it, and one token of the target's where nothing is drafted."""
+    drafter, params = TableDrafter(sampling, chain=chain), SamplingParams(max_tokens=6, temperature=1.0)
+    wanted = {(PROMPT[-1],): 1.0}
+    for number in range(5):
+        longer: dict[tuple[int, ...], float] = {}
+        for output, mass in wanted.items():
+            row = number % 2
+            law = draft_law(drafter, row, output[-1] if chain or not row else output[-2])
+            law = filtered(TARGET[output[-2], output[-1]], 1.0) if number == 4 else law
+            longer |= {(*output, token): mass * each for token, each in enumerate(law) if each}
+        wanted = longer
+    rule = make_rule("unverified")
+    assert total_variation(output_law(rule, drafter, params), wanted) < 1e-12 and not rule.lossless
+
+
+@pytest.mark.parametrize("options", [PLAIN, PLAIN | {"top_k": 1}, {}])
+def test_unverified_rounds_are_blocks_and_count_what_the_target_rules_out(options: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=202, **options)
+    (done,) = run(make_rule("unverified"), TableDrafter(FEW), [params], [Noise(8)])
+    assert all(each.committed == each.drafted and each.accepted == len(each.drafted) == 2 for each in done.rounds[:-1])
+    assert done.rounds[-1].drafted == () and len(done.rounds) == 101
+    outside = 0
+    for i, token in enumerate(done.output[:-1]):
+        before = (*PROMPT, *done.output)[i : i + 2]
+        outside += i > 0 and processed(TARGET[before], params, PROMPT, done.output[:i])[token] == 0
+    assert sum(each.outside for each in done.rounds) == outside and (outside > 0) == (options != PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def test_mixed_requests_that_take_pages_from_each_other(pair: Path, requests: An
 @pytest.mark.parametrize(
     "drafts",
     [
-        {"accept": "exact"},
+        pytest.param({"accept": "exact"}, marks=pytest.mark.slow),
         {"accept": "exact", "draft_temperature": 0.9},
-        {"accept": "match"},
-        {"accept": "match", "draft_temperature": 0.8, "draft_noise": "shared"},
+        pytest.param({"accept": "match"}, marks=pytest.mark.slow),
+        pytest.param({"accept": "match", "draft_temperature": 0.8, "draft_noise": "shared"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_seed_gives_one_text_alone_batched_preempted_and_streamed(pair: Path, drafts: dict[str, Any]) -> None:

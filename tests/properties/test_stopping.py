@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
-from deciding import strict
+from deciding import VERIFYING, strict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stopping import End, defined
 from vocabularies import MAKERS, byte_ids, token_id, tokenizer
 
-from foldspec.acceptance import RULES
 from foldspec.cache.rows import Rows
 from foldspec.drafters.dflash import DFlash
 from foldspec.noise import Noise
@@ -299,7 +298,7 @@ class Forcing:
             torch.testing.assert_close(a, b, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", VERIFYING)
 def test_a_stop_id_is_the_third_of_seven_drafts(rule: str) -> None:
     """All seven are what the target says. The request ends with the third: the rest is dropped, the caches hold what
     was committed, and another request that drafts the same but may not stop there goes on."""
@@ -319,7 +318,7 @@ def test_a_stop_id_is_the_third_of_seven_drafts(rule: str) -> None:
     assert goes_on.output == answer[:17]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", VERIFYING)
 def test_a_stop_id_that_was_drafted_and_refused_ends_nothing(rule: str) -> None:
     it = Forcing(rule)
     n, answer = len(it.PROMPT), it.ANSWER

@@ -185,6 +185,17 @@ def test_a_target_of_more_ids(network: UniformNetwork) -> None:
     assert all(law.ids is not None and law.ids.tolist() == list(range(VOCABULARY + 2)) for law in laws)
 
 
+def test_a_canvas_ends_with_the_positions(network: UniformNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one that is whole."""
+    monkeypatch.setattr(network.language, "max_positions", 9)
+    drafter = drafter_of(network, temperature=1.0)
+    for request, length in enumerate((3, 6, 8)):
+        drafter.open(request)
+        absorb(drafter, request, [1] * length)
+    found = propose(drafter, {0: 2, 1: 2, 2: 2}, [Noise(1)] * 3)
+    assert [len(proposal.tokens) for proposal in found] == [4, 2, 0]
+
+
 def test_nothing_is_drafted_without_a_budget(network: UniformNetwork) -> None:
     drafter = drafter_of(network, temperature=1.0)
     for request in (0, 1):
@@ -287,7 +298,7 @@ class TableCanvas:
     """In place of the network: each place's logits hang on the anchor, on both ids of the canvas and on what was said
     of the other place a step before."""
 
-    vocabulary, head_weight = IDS, torch.empty(0)
+    vocabulary, max_positions, head_weight = IDS, 99, torch.empty(0)
 
     def __init__(self) -> None:
         self.anchors: dict[int, int] = {}

@@ -117,7 +117,22 @@ def test_a_canvas_of_another_round_leaves_nothing(kind: str, tmp_path: Path) -> 
     bench.passes.clear()
     assert bench.propose(ids[-1], 5).tokens == wanted and bench.passes[-1] == passes[-1]
     mask = bench.network.mask_id
-    assert all(mask not in pass_ids[: 14 - start] for start, pass_ids in bench.passes)
+    assert all(mask not in pass_ids[: max(0, 14 - start)] for start, pass_ids in bench.passes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_cut_goes_on_as_another(kind: str, tmp_path: Path) -> None:
+    """Also in the middle of a block that is stored."""
+    bench = bench_of(kind, tmp_path)
+    text, other = tiny.prompt(30, 128, seed=2), tiny.prompt(11, 128, seed=3)
+    bench.draft(text, 6)
+    for length in (26, 9):
+        bench.drafter.truncate(0, length)
+        assert bench.drafter.held(0) == length and bench.drafter.stored(0) <= length
+        bench.absorb(other[:-1])
+        found = bench.propose(other[-1], 6).tokens
+        assert found == bench.draft([*text[:length], *other], 6, length)
+        bench.drafter.truncate(0, length)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -193,3 +193,8 @@ def test_drafts_that_were_never_judged_give_no_figure() -> None:
                 each |= {"drafted": 0, "accepted": 0, "tv": [], "chance": [], "spent": []}
     row = first_row(cells, plan("K2 0.4", 2))
     assert row["d"] is row["mu"] is row["tokens_s_modelled"] is row["spent"] is None
+
+
+def test_where_no_token_of_the_targets_follows_a_block_a_round_has_one_less() -> None:
+    row = first_row(measured(), plan("K2 1.0", 2, followed=False))
+    assert row["tokens_a_round_modelled"] == pytest.approx(B) and row["tokens_a_whole_round"] == B

@@ -108,3 +108,9 @@ def test_the_exact_rule() -> None:
     assert decide("exact", logits[:4], [PointMass((4, 7, 2))]) == [Verdict(3, 9)]
     assert decide("exact", logits[:2], [PointMass(()), PointMass(())]) == [Verdict(0, 4), Verdict(0, 7)]
     assert decide("exact", torch.zeros(1, 10), [PointMass(())]) == [Verdict(0, 0)]  # a tie: the lowest id
+
+
+def test_what_a_verdict_commits() -> None:
+    proposal = PointMass((4, 7, 5))
+    assert Verdict(1, 9).run(proposal) == (4, 9) and Verdict(0, 9).run(PointMass(())) == (9,)
+    assert Verdict(3, 9, followed=False).run(proposal) == (4, 7, 5)
