@@ -85,7 +85,7 @@ def _bench(options: argparse.Namespace) -> int:
     fields = (field.name for field in dataclasses.fields(BenchSettings))
     given = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
     if options.load_format == "dummy":  # no tokenizer, so no text of a task; and one request costs what another does
-        given = {"tasks": RANDOM, "limit": 5, "max_new": 32} | given
+        given = {"tasks": RANDOM, "limit": 5, "max_new": 16} | given
     settings = BenchSettings(**given)
     if options.load_format == "dummy":
         _check_tasks(settings)
