@@ -103,7 +103,7 @@ def test_caches_hold_what_is_measured_and_no_more() -> None:
     plan = main(*words, "--lengths", "40,300k", "--dry-run", "--format", "json").json
     assert list(plan["prefills"]) == ["40", str(262144 - 13)]
     few = main(*words[:8], "--dry-run", "--format", "json").json
-    assert few["prefills"] == {"512": 5, "2048": 5, "8192": 5} and few["max_new"] == 32
+    assert few["prefills"] == {"512": 5, "2048": 5, "8192": 5} and few["max_new"] == 16
 
 
 def test_a_dry_run_says_so_too() -> None:
