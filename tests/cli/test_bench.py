@@ -155,6 +155,7 @@ def test_outputs_that_differ_are_counted_with_their_gap(tmp_path: Path, monkeypa
     assert "OUTPUTS DIFFER FROM PLAIN DECODING: only near ties" in done.out
 
 
+@pytest.mark.slow
 def test_a_lossy_method_is_called_so_everywhere(tmp_path: Path) -> None:
     ways = ("fold:accept=linear:leniency=1/0.5", "full:accept=linear:leniency=0", "window:accept=typical:epsilon=0.2")
     arguments = (*pair_words(), *SMALL, "--methods", ",".join(ways), "--out", tmp_path)
@@ -285,6 +286,7 @@ def test_interrupted_and_killed_and_resumed(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_weights_that_changed_under_the_same_name_are_not_mixed(tmp_path: Path) -> None:
     """A drafter is trained again into its folder; then a bench is resumed."""
     pair, out = copied(tmp_path / "pair"), ("--out", tmp_path / "out")
@@ -319,6 +321,7 @@ def tell_bytes_apart(pair: Path) -> None:
     core.save(str(pair / "target" / "tokenizer.json"))
 
 
+@pytest.mark.slow
 def test_tasks_of_real_text(tmp_path: Path) -> None:
     """Through a tokenizer: the prompts are the task's, an answer is looked for, and what they are made from is said."""
     pair = with_text(copied(tmp_path / "pair"), bos=True)

@@ -242,6 +242,7 @@ def check_cancelled(done: Completion, whole: Completion, engine: Engine) -> None
     assert whole.text.startswith(done.text)
 
 
+@pytest.mark.slow
 def test_while_the_target_is_converted(tmp_path: Path) -> None:
     import tiny_wheel
 

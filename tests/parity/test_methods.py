@@ -46,7 +46,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(p, marks=pytest.mark.slow) if p == "b_qwen3_zlab_mixed" else p for p in PAIRS]
+    scope="module",
+    params=[
+        pytest.param(p, marks=pytest.mark.slow) if p in ("b_qwen3_zlab_mixed", "e_gemma4_dspark") else p for p in PAIRS
+    ],
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """A trained pair of the goldens, with small pages and chunks."""
