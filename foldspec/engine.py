@@ -324,8 +324,9 @@ class Engine:
             raise UsageError("every id is a stop id", where="min_tokens", do="leave it out, or give fewer stop ids")
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         limit = min(params.max_tokens, resources.max_context - len(ids))
-        params = params.seeded()
-        noise = Noise(params.seed or 0)  # at temperature 0 only drafts may be drawn, and a fixed seed will do
+        # at temperature 0 a lossless rule lets no chance into the text: only drafts may be drawn, and any seed will do
+        params = params.seeded(chance=not self._rule.lossless and self.method.force_accept is None)
+        noise = Noise(params.seed or 0)
         text = TextStream(None if self.made_up else self.tokenizer, params.stop)
         request = Request(resources.new_id(), ids, limit, stops, params, text, noise)
         self.scheduler.check_size(request)

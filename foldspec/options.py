@@ -155,10 +155,10 @@ class SamplingParams:
         """Whether what was said before changes what is said next."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def seeded(self) -> SamplingParams:
+    def seeded(self, chance: bool = False) -> SamplingParams:
         """The same with a seed: a fresh one of 53 bits (JSON numbers hold those) where one is needed and none is given.
-        Greedy decoding needs none."""
-        if self.seed is not None or self.temperature == 0:
+        Greedy decoding needs none, unless ``chance`` has a part in it: that of a lossy rule."""
+        if self.seed is not None or (self.temperature == 0 and not chance):
             return self
         return dataclasses.replace(self, seed=secrets.randbits(53))
 

@@ -71,6 +71,16 @@ def test_no_seed_is_a_fresh_one_that_is_reported(engine: Engine) -> None:
         assert alone.token_ids == each.token_ids
 
 
+def test_a_lossy_rule_tosses_its_coins_at_temperature_0_too(engine: Engine) -> None:
+    lossy, params = engine.using(accept="linear", leniency=0.5), SamplingParams(max_tokens=40, ignore_eos=True)
+    together = lossy.generate([PROMPTS[3]] * 3, params)
+    assert len({each.seed for each in together} - {None}) == len({each.token_ids for each in together}) == 3
+    for each in together:
+        again = SamplingParams(max_tokens=40, ignore_eos=True, seed=each.seed)
+        assert lossy.generate(PROMPTS[3], again).token_ids == each.token_ids
+    assert engine.generate(PROMPTS[3], params).seed is None  # a lossless one has no coins there
+
+
 def test_temperature_0_is_greedy_whatever_the_rule_the_seed_and_the_drafts(engine: Engine) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     wanted = engine.using(draft_tokens=0).generate(PROMPTS[4], params).token_ids

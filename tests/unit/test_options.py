@@ -213,6 +213,7 @@ def test_errors_say_what_where_and_what_to_do(kind: type[FoldspecError], code: i
 def test_a_seed_is_kept_or_made_afresh_and_biases_are_kept_in_the_order_of_ids() -> None:
     assert SamplingParams(seed=7).seeded().seed == 7
     assert SamplingParams().seeded().seed is None  # greedy decoding needs none
+    assert SamplingParams().seeded(chance=True).seed is not None
     fresh = {SamplingParams(temperature=1.0).seeded().seed for _ in range(20)}
     assert len(fresh) == 20 and all(isinstance(seed, int) and 0 <= seed < 1 << 53 for seed in fresh)
     params = SamplingParams(logit_bias={9: 1.5, 2: -1})
