@@ -168,7 +168,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if disturbed:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
     for label, method in result["methods"].items():
-        if not method["lossless"]:
+        if not method["lossless"] and not method.get("made_up"):
             lines.append(f"{label} is LOSSY: its output's law is {method['law']}")
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:

@@ -234,7 +234,8 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
             f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}"
         )
     for length, count in plan["prefills"].items():
-        lines.append(f"{count} prefills of {length} tokens, {count * len(methods)} runs")
+        many = "prefill" if count == 1 else "prefills"
+        lines.append(f"{count} {many} of {length} tokens, {count * len(methods)} runs")
     return [*lines, f"each run {plan['max_new']} tokens at most"]
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -76,8 +77,14 @@ def start(home: Path, words: Sequence[str], env: Mapping[str, str] | None = None
     if "FOLDSPEC_CACHE" not in (env or {}):
         lend_kernels(home / ".cache" / "foldspec")
     pipe = subprocess.PIPE
-    how = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True, **how}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+    how = {**streams, "preexec_fn": heed_ctrl_c if os.name == "posix" else None, **how}
     return subprocess.Popen(words, env=environment(home, **(env or {})), cwd=home / "empty", **how)
+
+
+def heed_ctrl_c() -> None:
+    """A job in the background of a script ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def result(process: subprocess.Popen[str], timeout: float = 120) -> Result:
