@@ -181,6 +181,7 @@ class Session:
             "noise": summary.noise(cells, **how),
             "calibration": model,
             "notices": self.notices,
+            "requests": summary.requests(cells, labels),
         }
         self.store.finish(result)
         check(result)
