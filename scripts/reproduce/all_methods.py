@@ -1,0 +1,112 @@
+"""Every method by task and length: tau_fs offline at every position of one text, tau and speedup of live decoding.
+
+Offline and live are of the same requests where they have a length in common. Tasks may be measured in processes of
+their own (--tasks docs --way offline, ...) with the same --out; the command without them makes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from foldspec.bench.methods import AR, AR_AGAIN
+from reproduce import figure, report
+from reproduce.options import WAYS, add_sources
+from reproduce.requests import Summary, Taken, less, short, shown, speedup_of, summed_up, tau_of
+from reproduce.take import take
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MIRRORS = "Tables 2 and 8 of the FOLD paper: tau and speedup over AR of every method"
+DIFFERS = "its pairs, benchmarks and lengths are others; offline tau_fs stands beside live tau"
+NOTES = (
+    "tau_fs: 1 + leading drafts that equal the target's greedy text, at every position of it; tau: committed tokens a "
+    "round; speedup: mean of TPOT_AR / TPOT_method, paired by request; in brackets 95% bootstrap intervals over "
+    "requests; 'less full' is paired by request, and * marks an interval without 0.",
+    "Offline, cmr reads a selection made anew at that position, and infllm has mean representatives of its blocks; "
+    "live, cmr keeps a selection for 8 rounds and infllm the entries that received most attention.",
+    "A length that is no power of two is the longest prompt that leaves room for the output where the context ends.",
+)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_sources(parser, "both", WAYS)
+    parser.set_defaults(lengths="1k,2k,4k,8k", live_lengths="2k,8k", limit=20)
+
+
+def run(chosen: argparse.Namespace) -> report.Report:
+    taken = take(chosen)
+    cells = [cell for each in taken for cell in cells_of(each)]
+    cells.sort(key=lambda cell: (chosen.tasks.index(cell["task"]), cell["length"], cell["measure"] != "tau_fs"))
+    notes = [*NOTES, *(report.sample(each) for each in taken)]
+    origins = [origin for each in taken for origin in each.origins]
+    return report.Report({"cells": cells}, table(cells), draw(cells), origins, notes)
+
+
+MEASURES = {"offline": {"tau_fs": tau_of}, "live": {"tau": tau_of, "speedup": speedup_of}}
+
+
+def cells_of(taken: Taken) -> list[dict[str, Any]]:
+    """A cell a task, length and measure: each method's mean, and its paired difference to ``full``."""
+    found = []
+    for (task, length), requests in taken.cells(["full"]).items():
+        for measure, value in MEASURES[taken.way].items():
+            names = [name for name in taken.methods if name not in (AR, AR_AGAIN)]
+            found.append(
+                {
+                    "task": task,
+                    "length": length,
+                    "measure": measure,
+                    "n": len(requests),
+                    "left_out": taken.reasons(task, length),
+                    "methods": {name: summed_up(requests, value(name)) for name in names},
+                    "less full": {
+                        name: summed_up(requests, less(value(name), value("full"))) for name in names if name != "full"
+                    },
+                }
+            )
+    return found
+
+
+def names_of(cells: list[dict[str, Any]]) -> list[str]:
+    """All methods, in the order of the fullest cell."""
+    return list(max(cells, key=lambda cell: len(cell["methods"]))["methods"])
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    names, rows = names_of(cells), []
+    for cell in cells:
+        head = [cell["task"], short(cell["length"])]
+        values = [shown(cell["methods"][name]) if name in cell["methods"] else "" for name in names]
+        rows.append([*head, cell["measure"], str(cell["n"]), *values])
+        less = [difference(cell["less full"][name]) if name in cell["less full"] else "" for name in names]
+        rows.append([*head, f"{cell['measure']} less full", str(cell["n"]), *less])
+    return report.markdown(["task", "length", "", "n", *names], rows)
+
+
+def difference(found: Summary) -> str:
+    return shown(found, "+") + (" *" if found["low"] > 0 or found["high"] < 0 else "")
+
+
+def draw(cells: list[dict[str, Any]]) -> Figure:
+    """A row a measure, a column a task: tau_fs over lengths, and live figures method by method."""
+    tasks = list(dict.fromkeys(cell["task"] for cell in cells))
+    rows = [name for name in ("tau_fs", "tau", "speedup") if any(cell["measure"] == name for cell in cells)]
+    drawn, axes = figure.panels(len(rows), len(tasks), width=3.4, height=3.2)
+    panels = iter(axes)
+    for measure in rows:
+        for task in tasks:
+            panel = next(panels)
+            here = [cell for cell in cells if (cell["task"], cell["measure"]) == (task, measure)]
+            panel.set_title(task)
+            if measure == "tau_fs":
+                for name in names_of(here) if here else ():
+                    points = [(cell["length"], cell["methods"][name]) for cell in here]
+                    figure.by_length(panel, points, name, intervals=False)
+                figure.length_axis(panel, [cell["length"] for cell in here])
+                panel.set_ylabel("tau_fs, tokens a position")
+            else:
+                figure.by_method(panel, here, "tau, tokens a round" if measure == "tau" else "speedup over AR, times")
+    figure.one_legend(drawn, axes)
+    return drawn

@@ -1,0 +1,114 @@
+"""Live tau and speedup by request: what ``foldspec bench`` keeps in a folder, made by it or by the same code here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foldspec.bench import metrics
+from foldspec.bench.inputs import make_cells, parse_lengths
+from foldspec.bench.lines import check_line
+from foldspec.bench.methods import AR_AGAIN
+from foldspec.bench.session import Session
+from foldspec.bench.settings import BenchSettings
+from foldspec.bench.sources import About, make_sources
+from foldspec.bench.store import differences
+from foldspec.bench.summary import pairs
+from foldspec.cli_shared import ctrl_c_waits
+from foldspec.engine import Engine
+from foldspec.errors import UsageError
+from reproduce.requests import Request, Taken
+
+METHODS = "full,window,shared_window,fold,streaming,yarn,rerope,infllm,cmr"
+
+
+def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -> None:
+    """What ``foldspec bench PAIR --methods .. --tasks TASK .. --out WORK/live-TASK`` does; a folder that it made is
+    taken as it is, or gone on with. Raises :class:`UsageError` for one of other settings."""
+    folder = work / f"live-{task}"
+    settings = BenchSettings(
+        methods=METHODS,
+        tasks=task,
+        lengths=chosen.live_lengths or chosen.lengths,
+        limit=chosen.limit,
+        max_new=chosen.max_new,
+        seed=chosen.seed,
+    )
+    longest = engine.max_context - settings.max_new
+    about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
+    lengths, cut = parse_lengths(settings.lengths, longest)
+    cells = make_cells(make_sources([task], about, seed=settings.seed), lengths, limit=settings.limit, longest=longest)
+    again = folder.is_dir() and any(folder.iterdir())
+
+    def progress(stage: str, done: int, total: int) -> None:
+        print(f"live {stage}, {done} of {total}", file=sys.stderr, flush=True)
+
+    session = Session(
+        engine, settings, cells, out=folder, resume=again, notices=cut, progress=progress, unbroken=ctrl_c_waits
+    )
+    try:
+        if again and _result(folder).get("complete") and all(session.store.has(i.key) for c in cells for i in c.inputs):
+            return
+        session.run()
+        session.result(["reproduce", *sys.argv[1:]])
+    finally:
+        session.close()
+
+
+def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
+    """The requests of these tasks in bench folders. Raises :class:`UsageError` where there is none, or where folders
+    are of several settings or machines."""
+    taken = Taken("live", [], Counter(), [])
+    for folder in folders:
+        plan = _json(folder / "plan.json")
+        shared = {key: plan[key] for key in ("methods", "weights", "machine")}
+        if taken.origins and (differing := list(differences(taken.origins[0]["plan"], shared))):
+            raise UsageError(f"is of other settings than the first: {differing[0]}", where=str(folder))
+        bench = _result(folder)
+        origin = {"file": folder.name, "plan": shared, "settings": plan["settings"]}
+        taken.origins.append(origin | {key: bench.get(key) for key in ("command", "complete", "created", "env")})
+        cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*plan["settings"]["methods"], AR_AGAIN])
+        wanted = set(tasks)
+        taken.left_out.update({key: n for key, n in left_out.items() if key[0] in wanted})
+        for (task, length), groups in cells.items():
+            for group in groups if task in wanted else ():
+                tau = {name: metrics.tau(line["commits"]) or 0.0 for name, line in group.items()}
+                rounds = {name: line["rounds"] for name, line in group.items()}
+                tpot = {name: line["tpot_ms"] for name, line in group.items()}
+                one = next(iter(group.values()))
+                taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot))
+    if not taken.requests:
+        raise UsageError(f"hold no requests of {', '.join(tasks)}", where=", ".join(map(str, folders)) or "--bench")
+    return taken
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UsageError("is not there: this is no folder of a bench", where=str(path)) from None
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError("is not JSON", where=str(path)) from None
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """``bench.json``, empty before the bench is done."""
+    path = folder / "bench.json"
+    return _json(path) if path.exists() else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: a bench may be writing there."""
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append(json.loads(text))
+        except (ValueError, RecursionError):
+            raise UsageError("is not JSON", where=f"{path}, line {number}") from None
+        check_line(lines[-1], f"{path}, line {number}")
+    return lines

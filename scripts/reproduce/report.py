@@ -1,0 +1,63 @@
+"""What a table or figure leaves: JSON, Markdown, PNG and SVG, and a few lines on the terminal."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from foldspec.bench.store import write_json
+from reproduce import figure
+from reproduce.requests import Taken, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Report:
+    """``results`` go to the JSON; ``table`` is Markdown; ``notes`` stand under it, a sentence each; ``origins`` say of
+    what was read or measured its settings, command and machine."""
+
+    results: Mapping[str, Any]
+    table: str
+    drawn: Figure
+    origins: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def write(out: Path, name: str, module: ModuleType, made: Report, command: Sequence[str]) -> None:
+    """``module`` says in MIRRORS which table of which paper this is, and in DIFFERS how."""
+    notes = [f"Mirrors {module.MIRRORS}.", f"Differs: {module.DIFFERS}.", *made.notes]
+    head = {
+        "name": name,
+        "mirrors": module.MIRRORS,
+        "differs": module.DIFFERS,
+        "notes": list(made.notes),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "origins": list(made.origins),
+    }
+    text = f"{made.table}\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+    figure.save(made.drawn, out, name)
+    (out / f"{name}.md").write_text(text, encoding="utf-8")
+    write_json(out / f"{name}.json", {**head, **made.results})
+    print(text, end="")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def sample(taken: Taken) -> str:
+    """Pair, requests and what was left out, in a sentence."""
+    methods = taken.origins[0]["plan"]["methods"]
+    pair = next(iter(methods.values()))
+    cells = {key: len(requests) for key, requests in taken.cells().items()}
+    what = ", ".join(f"{task} {short(length)}: {n}" for (task, length), n in cells.items())
+    out = ", ".join(f"{task} {short(length)} {why} {n}" for (task, length, why), n in sorted(taken.left_out.items()))
+    target = pair["pair"] or pair["target"]["name"]
+    return f"{taken.way.capitalize()} on {target}, requests ({what}); left out for all methods: {out or 'none'}."
