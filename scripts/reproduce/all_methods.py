@@ -10,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from foldspec.bench.methods import AR, AR_AGAIN
+from foldspec.bench.summary import FEW
 from reproduce import figure, report
 from reproduce.options import WAYS, add_sources
 from reproduce.requests import Summary, Taken, less, short, shown, speedup_of, summed_up, tau_of
@@ -23,7 +24,8 @@ DIFFERS = "its pairs, benchmarks and lengths are others; offline tau_fs stands b
 NOTES = (
     "tau_fs: 1 + leading drafts that equal the target's greedy text, at every position of it; tau: committed tokens a "
     "round; speedup: mean of TPOT_AR / TPOT_method, paired by request; in brackets 95% bootstrap intervals over "
-    "requests; 'less full' is paired by request, and * marks an interval without 0.",
+    "requests; 'less full' is paired by request, and * marks an interval without 0, "
+    f"of {FEW} requests or more.",
     "Offline, cmr reads a selection made anew at that position, and infllm has mean representatives of its blocks; "
     "live, cmr keeps a selection for 8 rounds and infllm the entries that received most attention.",
     "A length that is no power of two is the longest prompt that leaves room for the output where the context ends.",
@@ -80,13 +82,13 @@ def table(cells: list[dict[str, Any]]) -> str:
         head = [cell["task"], short(cell["length"])]
         values = [shown(cell["methods"][name]) if name in cell["methods"] else "" for name in names]
         rows.append([*head, cell["measure"], str(cell["n"]), *values])
-        less = [difference(cell["less full"][name]) if name in cell["less full"] else "" for name in names]
+        less = [difference(cell["less full"][name], cell["n"]) if name in cell["less full"] else "" for name in names]
         rows.append([*head, f"{cell['measure']} less full", str(cell["n"]), *less])
     return report.markdown(["task", "length", "", "n", *names], rows)
 
 
-def difference(found: Summary) -> str:
-    return shown(found, "+") + (" *" if found["low"] > 0 or found["high"] < 0 else "")
+def difference(found: Summary, n: int) -> str:
+    return shown(found, "+") + (" *" if n >= FEW and (found["low"] > 0 or found["high"] < 0) else "")
 
 
 def draw(cells: list[dict[str, Any]]) -> Figure:

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from foldspec.bench import metrics
-from foldspec.bench.inputs import make_cells, parse_lengths
 from foldspec.bench.lines import check_line
 from foldspec.bench.methods import AR_AGAIN
 from foldspec.bench.session import Session
 from foldspec.bench.settings import BenchSettings
-from foldspec.bench.sources import About, make_sources
 from foldspec.bench.store import differences
 from foldspec.bench.summary import pairs
 from foldspec.cli_shared import ctrl_c_waits
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
+from reproduce import options
 from reproduce.requests import Request, Taken
 
 METHODS = "full,window,shared_window,fold,streaming,yarn,rerope,infllm,cmr"
@@ -39,10 +38,7 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
         max_new=chosen.max_new,
         seed=chosen.seed,
     )
-    longest = engine.max_context - settings.max_new
-    about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
-    lengths, cut = parse_lengths(settings.lengths, longest)
-    cells = make_cells(make_sources([task], about, seed=settings.seed), lengths, limit=settings.limit, longest=longest)
+    cells, cut = options.cells(engine, chosen, task, settings.lengths)
     again = folder.is_dir() and any(folder.iterdir())
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -21,17 +21,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from foldspec.bench.fingerprint import fingerprint
-from foldspec.bench.inputs import parse_lengths
+from foldspec.bench.inputs import Input
 from foldspec.bench.machine import environment
 from foldspec.bench.methods import AR, check_drafts, parse_methods
 from foldspec.bench.offline import leading_drafts, tau_fs
 from foldspec.bench.store import differences, write_json
-from foldspec.bench.timing import sha256_of
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
-from foldspec.tasks import make_task
-from foldspec.tasks.base import Item
+from reproduce import options
 from reproduce.requests import Request, Taken
 
 METHODS = "full,window,shared_window,fold:alpha=1,fold,fold:alpha=4,streaming,yarn,rerope,infllm,cmr"
@@ -42,28 +40,29 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
     methods = {m.label: engine.using(**m.changes) for m in parse_methods(METHODS) if m.label != AR}
     for label, one in methods.items():
         check_drafts(label, one.method.draft_tokens, one.settings()["drafter"])
+    cells, _ = options.cells(engine, chosen, task, chosen.lengths)
     plan = _plan(engine, methods, chosen)
     work.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(work / f"offline-{task}.lock", timeout=0):
             run, path = _begin(work / f"offline-{task}.json", plan, engine), work / f"offline-{task}.jsonl"
             known = {(row["length"], row["id"]) for row in rows_of(path, run, mend=True)}
-            for length in parse_lengths(chosen.lengths, engine.max_context - chosen.max_new)[0]:
-                for item in make_task(task).items(engine.encode, length, chosen.limit, chosen.seed):
-                    if (length, item.id) not in known:
-                        started = time.perf_counter()
-                        head = {"run": run, "task": task, "length": length, "id": item.id, "n_in": len(item.prompt)}
-                        head["input_sha256"] = sha256_of(item.prompt)
-                        _append(path, head | _request(engine, item, methods, chosen.max_new))
-                        seconds = time.perf_counter() - started
-                        print(f"offline {task} {length} {item.id}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            for item in (item for cell in cells for item in cell.inputs):
+                if (item.length, item.id) in known:
+                    continue
+                started = time.perf_counter()
+                head = {"run": run, "task": task, "length": item.length, "id": item.id, "n_in": len(item.ids)}
+                head["input_sha256"] = item.sha256
+                _append(path, head | _request(engine, item, methods, chosen.max_new))
+                seconds = time.perf_counter() - started
+                print(f"offline {task} {item.length} {item.id}: {seconds:.1f} s", file=sys.stderr, flush=True)
     except Timeout:
         raise UsageError("another process measures there", where=str(work / f"offline-{task}.jsonl")) from None
 
 
-def _request(engine: Engine, item: Item, methods: Mapping[str, Engine], tokens: int) -> dict[str, Any]:
+def _request(engine: Engine, item: Input, methods: Mapping[str, Engine], tokens: int) -> dict[str, Any]:
     """``leading``: of each method the leading right drafts by position; empty where the target says too little."""
-    with engine.prefill(item.prompt) as prefix:
+    with engine.prefill(item.ids) as prefix:
         text = engine.using(draft_tokens=0).generate(prefix, SamplingParams(max_tokens=tokens))
         leading = leading_drafts(engine, prefix, text.token_ids, [one.method for one in methods.values()])
     kept = dict(zip(methods, leading, strict=True))
