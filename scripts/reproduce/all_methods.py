@@ -24,8 +24,8 @@ DIFFERS = "its pairs, benchmarks and lengths are others; offline tau_fs stands b
 NOTES = (
     "tau_fs: 1 + leading drafts that equal the target's greedy text, at every position of it; tau: committed tokens a "
     "round; speedup: mean of TPOT_AR / TPOT_method, paired by request; in brackets 95% bootstrap intervals over "
-    "requests; 'less full' is paired by request, and * marks an interval without 0, "
-    f"of {FEW} requests or more.",
+    "requests; 'less full' is paired by request, and * marks an interval without 0 of "
+    f"{FEW} requests or more.",
     "Offline, cmr reads a selection made anew at that position, and infllm has mean representatives of its blocks; "
     "live, cmr keeps a selection for 8 rounds and infllm the entries that received most attention.",
     "A length that is no power of two is the longest prompt that leaves room for the output where the context ends.",
@@ -81,10 +81,10 @@ def table(cells: list[dict[str, Any]]) -> str:
     for cell in cells:
         head = [cell["task"], short(cell["length"])]
         values = [shown(cell["methods"][name]) if name in cell["methods"] else "" for name in names]
-        rows.append([*head, cell["measure"], str(cell["n"]), *values])
+        rows.append([*head, cell["measure"], str(cell["n"]), report.reasons(cell["left_out"]), *values])
         less = [difference(cell["less full"][name], cell["n"]) if name in cell["less full"] else "" for name in names]
-        rows.append([*head, f"{cell['measure']} less full", str(cell["n"]), *less])
-    return report.markdown(["task", "length", "", "n", *names], rows)
+        rows.append([*head, f"{cell['measure']} less full", str(cell["n"]), "", *less])
+    return report.markdown(["task", "length", "", "n", "left out", *names], rows)
 
 
 def difference(found: Summary, n: int) -> str:

@@ -33,8 +33,9 @@ OTHERS = {"docs": ("#0072B2", "o", "-"), "code": ("#D55E00", "s", "-"), "kv": ("
 OTHERS |= {"full to window": ("#E69F00", "s", "-"), "window to fold": ("#0072B2", "^", "-")}
 MARKS = [("#56B4E9", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#000000", "D")]
 PLAIN = ("#777777", "*", "-")  # of a name that is in neither list
-RULES: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "foldspec"}
+RULES: Any = {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "foldspec"}
 PANEL = (3.1, 2.7)  # inches
+ENTRY = 1.5  # inches of the widest name in a legend
 
 
 def need_matplotlib() -> None:
@@ -99,13 +100,13 @@ def by_method(axes: Axes, cells: Sequence[dict[str, Any]], what: str) -> None:
     axes.set_xlabel(what)
 
 
-def one_legend(figure: Figure, axes: Sequence[Axes], columns: int = 6) -> None:
+def one_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """Below the panels, each name once."""
     named: dict[str, Any] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    columns = min(columns, len(named))
+    columns = max(1, min(len(named), int(figure.get_size_inches()[0] / ENTRY)))
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False)
 
 

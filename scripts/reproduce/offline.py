@@ -91,10 +91,10 @@ def _begin(path: Path, plan: dict[str, Any], engine: Engine) -> str:
     else:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         write_json(path, {"plan": plan, "env": environment(engine), "created": now})
-    return _word(plan)
+    return word(plan)
 
 
-def _word(plan: Any) -> str:
+def word(plan: Any) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -158,7 +158,7 @@ def read(work: Path, tasks: Iterable[str]) -> Taken:
         if taken.origins and taken.origins[0]["plan"] != head["plan"]:
             raise UsageError("is of other settings or weights than the other tasks", where=str(path))
         taken.origins.append({"file": path.with_suffix(".jsonl").name, **head})
-        for row in rows_of(path.with_suffix(".jsonl"), _word(head["plan"])):
+        for row in rows_of(path.with_suffix(".jsonl"), word(head["plan"])):
             leading = {name: counts for name, counts in row["leading"].items() if counts}
             if not leading:
                 taken.left_out[row["task"], row["length"], "short_output"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +55,20 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def sample(taken: Taken) -> str:
     """Pair, requests and what was left out, in a sentence."""
-    methods = taken.origins[0]["plan"]["methods"]
-    pair = next(iter(methods.values()))
-    cells = {key: len(requests) for key, requests in taken.cells().items()}
-    what = ", ".join(f"{task} {short(length)}: {n}" for (task, length), n in cells.items())
-    out = ", ".join(f"{task} {short(length)} {why} {n}" for (task, length, why), n in sorted(taken.left_out.items()))
-    target = pair["pair"] or pair["target"]["name"]
-    return f"{taken.way.capitalize()} on {target}, requests ({what}); left out for all methods: {out or 'none'}."
+    first = next(iter(taken.origins[0]["plan"]["methods"].values()))
+    cells = taken.cells()
+    counts = sorted({len(requests) for requests in cells.values()})
+    lengths = sorted({length for _, length in cells})
+    out: Counter[str] = Counter()
+    for (_, _, why), count in taken.left_out.items():
+        out[why] += count
+    return (
+        f"{taken.way.capitalize()}, {first['pair'] or first['target']['name']}: "
+        f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} requests each of "
+        f"{', '.join(dict.fromkeys(task for task, _ in cells))} at {', '.join(map(short, lengths))} tokens; "
+        f"left out for all methods: {reasons(out) or 'none'}."
+    )
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in sorted(counts.items()))
