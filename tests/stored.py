@@ -28,7 +28,7 @@ def write_offline(
                 label: draw.binomial(5, easy * (0.8 if label == "full" else 1), ROUNDS).tolist() for label in labels
             }
             row = {"run": offline.word(head["plan"]), "task": task, "length": length, "id": f"{task}/{i}"}
-            rows.append(row | {"n_in": length, "leading": leading if i < count else dict.fromkeys(labels, [])})
+            rows.append(row | {"n_in": length, "leading": leading if i < count else {label: [] for label in labels}})
     (work / f"offline-{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 

@@ -42,7 +42,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     cells = [cell for each in taken for cell in cells_of(each)]
     cells.sort(key=lambda cell: (chosen.tasks.index(cell["task"]), cell["length"], cell["measure"] != "tau_fs"))
     notes = [*NOTES, *(report.sample(each) for each in taken)]
-    origins = [origin for each in taken for origin in each.origins]
+    origins = [each.origin for each in taken]
     return report.Report({"cells": cells}, table(cells), draw(cells), origins, notes)
 
 
@@ -110,5 +110,7 @@ def draw(cells: list[dict[str, Any]]) -> Figure:
                 panel.set_ylabel("tau_fs, tokens a position")
             else:
                 figure.by_method(panel, here, "tau, tokens a round" if measure == "tau" else "speedup over AR, times")
+                if measure == "speedup":
+                    panel.axvline(1, color="#777777", linewidth=0.8)
     figure.one_legend(drawn, axes)
     return drawn

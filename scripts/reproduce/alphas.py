@@ -23,7 +23,7 @@ def run(chosen: argparse.Namespace, groups: Mapping[str, Sequence[str]]) -> repo
     """``groups``: name -> tasks. Means are over all requests of a group, of all lengths."""
     (taken,) = take(chosen)
     taken.cells(["fold:alpha=1", "fold", "fold:alpha=4"])
-    window = taken.origins[0]["plan"]["methods"]["fold"]["window"]
+    window = taken.plan["methods"]["fold"]["window"]
     longer = [each for each in taken.requests if each.n_in > window]
     if not longer:
         raise UsageError(f"no request is longer than the window of {window}", do="name longer --lengths")
@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace, groups: Mapping[str, Sequence[str]]) -> repo
             rows[-1] |= {"tau alpha 2": summed_up(requests, tau_of("fold")), "ratios": ratios}
     notes = [DAGGER, f"Requests longer than the window of {window} alone.", report.sample(taken)]
     results = {"way": taken.way, "window": window, "groups": rows}
-    return report.Report(results, table(rows), draw(rows), taken.origins, notes)
+    return report.Report(results, table(rows), draw(rows), [taken.origin], notes)
 
 
 def compared(requests: Sequence[Request], a: str, b: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
         cell["steps"] = {name: summed_up(requests, less(tau_of(b), tau_of(a))) for name, (a, b) in STEPS.items()}
         cells.append(cell)
     results = {"way": taken.way, "cells": cells}
-    return report.Report(results, table(cells), draw(cells), taken.origins, [report.sample(taken)])
+    return report.Report(results, table(cells), draw(cells), [taken.origin], [report.sample(taken)])
 
 
 def table(cells: list[dict[str, Any]]) -> str:
@@ -40,7 +40,7 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 def draw(cells: list[dict[str, Any]]) -> Figure:
     tasks = list(dict.fromkeys(cell["task"] for cell in cells))
-    drawn, panels = figure.panels(1, len(tasks), width=3.8)
+    drawn, panels = figure.panels(1, len(tasks), width=3.8, height=3.3)
     for panel, task in zip(panels, tasks, strict=True):
         here = [cell for cell in cells if cell["task"] == task]
         panel.axhline(0, color="#777777", linewidth=0.8)

@@ -31,7 +31,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
 }
 OTHERS = {"docs": ("#0072B2", "o", "-"), "code": ("#D55E00", "s", "-"), "kv": ("#009E73", "^", "-")}  # tasks, steps
 OTHERS |= {"full to window": ("#E69F00", "s", "-"), "window to fold": ("#0072B2", "^", "-")}
-MARKS = [("#56B4E9", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#000000", "D")]
+MARKS = [("#000000", "o"), ("#999999", "s"), ("#0072B2", "^"), ("#D55E00", "D")]  # of cells
 PLAIN = ("#777777", "*", "-")  # of a name that is in neither list
 RULES: Any = {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "foldspec"}
 PANEL = (3.1, 2.7)  # inches
@@ -96,7 +96,7 @@ def by_method(axes: Axes, cells: Sequence[dict[str, Any]], what: str) -> None:
             label=cell.get("label") or f"{short(cell['length'])} tokens",
         )
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(what)
 
 

@@ -29,7 +29,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
         [cell["task"], short(cell["length"]), str(cell["n"]), shown(cell["speedup"]), shown(cell["tau"])]
         for cell in cells
     ]
-    drawn, (panel,) = figure.panels(1, 1, width=4.4, height=3.2)
+    drawn, (panel,) = figure.panels(1, 1, width=4.6, height=3.4)
     panel.axhline(1, color="#777777", linewidth=0.8)
     for task in dict.fromkeys(cell["task"] for cell in cells):
         figure.by_length(panel, [(cell["length"], cell["speedup"]) for cell in cells if cell["task"] == task], task)
@@ -37,4 +37,4 @@ def run(chosen: argparse.Namespace) -> report.Report:
     panel.set_ylabel("speedup of full over AR, times")
     figure.one_legend(drawn, [panel])
     table = report.markdown(["task", "length", "n", "speedup of full", "tau of full"], rows)
-    return report.Report({"cells": cells}, table, drawn, taken.origins, [report.sample(taken)])
+    return report.Report({"cells": cells}, table, drawn, [taken.origin], [report.sample(taken)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from foldspec.bench.lines import check_line
 from foldspec.bench.methods import AR_AGAIN
 from foldspec.bench.session import Session
 from foldspec.bench.settings import BenchSettings
-from foldspec.bench.store import differences
 from foldspec.bench.summary import pairs
 from foldspec.cli_shared import ctrl_c_waits
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from reproduce import options
+from reproduce.report import without_paths
 from reproduce.requests import Request, Taken
 
 METHODS = "full,window,shared_window,fold,streaming,yarn,rerope,infllm,cmr"
@@ -59,17 +58,14 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
 def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
     """The requests of these tasks in bench folders. Raises :class:`UsageError` where there is none, or where folders
     are of several settings or machines."""
-    taken = Taken("live", [], Counter(), [])
+    taken, wanted = Taken("live"), list(tasks)
     for folder in folders:
         plan = _json(folder / "plan.json")
-        shared = {key: plan[key] for key in ("methods", "weights", "machine")}
-        if taken.origins and (differing := list(differences(taken.origins[0]["plan"], shared))):
-            raise UsageError(f"is of other settings than the first: {differing[0]}", where=str(folder))
         bench = _result(folder)
-        origin = {"file": folder.name, "plan": shared, "settings": plan["settings"]}
-        taken.origins.append(origin | {key: bench.get(key) for key in ("command", "complete", "created", "env")})
+        about = {key: bench.get(key) for key in ("complete", "created", "env")} | {"settings": plan["settings"]}
+        about["command"] = without_paths(bench.get("command", ()))
+        taken.add(folder, {key: plan[key] for key in ("methods", "weights", "machine")}, about)
         cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*plan["settings"]["methods"], AR_AGAIN])
-        wanted = set(tasks)
         taken.left_out.update({key: n for key, n in left_out.items() if key[0] in wanted})
         for (task, length), groups in cells.items():
             for group in groups if task in wanted else ():
@@ -79,7 +75,7 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
                 one = next(iter(group.values()))
                 taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot))
     if not taken.requests:
-        raise UsageError(f"hold no requests of {', '.join(tasks)}", where=", ".join(map(str, folders)) or "--bench")
+        raise UsageError(f"hold no requests of {', '.join(wanted)}", where=", ".join(map(str, folders)) or "--bench")
     return taken
 
 

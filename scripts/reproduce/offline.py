@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -149,15 +148,13 @@ def _check(row: Any) -> None:
 
 def read(work: Path, tasks: Iterable[str]) -> Taken:
     """Whatever lies there of these tasks. Raises :class:`UsageError` where that is nothing, or of several settings."""
-    taken = Taken("offline", [], Counter(), [])
+    taken = Taken("offline")
     for task in tasks:
         path = work / f"offline-{task}.json"
         if not path.exists():
             continue
         head = head_of(path)
-        if taken.origins and taken.origins[0]["plan"] != head["plan"]:
-            raise UsageError("is of other settings or weights than the other tasks", where=str(path))
-        taken.origins.append({"file": path.with_suffix(".jsonl").name, **head})
+        taken.add(path.with_suffix(".jsonl"), head["plan"], {key: head[key] for key in head if key != "plan"})
         for row in rows_of(path.with_suffix(".jsonl"), word(head["plan"])):
             leading = {name: counts for name, counts in row["leading"].items() if counts}
             if not leading:

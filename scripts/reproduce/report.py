@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +39,7 @@ def write(out: Path, name: str, module: ModuleType, made: Report, command: Seque
         "differs": module.DIFFERS,
         "notes": list(made.notes),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": without_paths(command),
         "origins": list(made.origins),
     }
     text = f"{made.table}\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
@@ -49,13 +49,18 @@ def write(out: Path, name: str, module: ModuleType, made: Report, command: Seque
     print(text, end="")
 
 
+def without_paths(words: Iterable[str]) -> list[str]:
+    """A command with the names alone of folders that lie somewhere on this machine."""
+    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
 def sample(taken: Taken) -> str:
     """Pair, requests and what was left out, in a sentence."""
-    first = next(iter(taken.origins[0]["plan"]["methods"].values()))
+    first = next(iter(taken.plan["methods"].values()))
     cells = taken.cells()
     counts = sorted({len(requests) for requests in cells.values()})
     lengths = sorted({length for _, length in cells})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from foldspec.bench.bootstrap import interval
 from foldspec.bench.methods import AR
+from foldspec.bench.store import differences
 from foldspec.errors import UsageError
 
 
@@ -33,19 +35,31 @@ Summary = dict[str, Any]  # mean, low, high
 
 @dataclass(frozen=True)
 class Taken:
-    """All requests of one way of measuring. ``left_out``: by (task, length, why). ``origins``: of each file its
-    settings, machine and command."""
+    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why). ``plan``: the settings
+    and weights of all; ``files``: of each its machine and command."""
 
     way: str
-    requests: list[Request]
-    left_out: Counter[tuple[str, int, str]]
-    origins: list[dict[str, Any]]
+    requests: list[Request] = field(default_factory=list)
+    left_out: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    plan: dict[str, Any] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def methods(self) -> list[str]:
         """Those that every request has."""
         first, *others = self.requests
         return [name for name in first.tau if all(name in each.tau for each in others)]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return {"way": self.way, "plan": self.plan, "files": self.files}
+
+    def add(self, path: Path, plan: dict[str, Any], about: dict[str, Any]) -> None:
+        """A file more. Raises :class:`UsageError` if its plan is not that of the others."""
+        if self.files and (differing := list(differences(self.plan, plan))):
+            raise UsageError(f"is not of the settings of {self.files[0]['file']}: {differing[0]}", where=str(path))
+        self.plan.update(plan)
+        self.files.append({"file": path.name, **about})
 
     def cells(self, methods: Iterable[str] = ()) -> dict[tuple[str, int], list[Request]]:
         """By task and length. Raises :class:`UsageError` if a method is missing."""
@@ -54,7 +68,8 @@ class Taken:
             what = f"{self.way} requests have no {', '.join(sorted(missing))}"
             raise UsageError(what, do=f"they have {', '.join(self.methods)}; take others, or measure anew")
         found: dict[tuple[str, int], list[Request]] = {}
-        for each in sorted(self.requests, key=lambda each: (each.task, each.length)):
+        tasks = list(dict.fromkeys(each.task for each in self.requests))
+        for each in sorted(self.requests, key=lambda each: (tasks.index(each.task), each.length)):
             found.setdefault((each.task, each.length), []).append(each)
         return found
 
