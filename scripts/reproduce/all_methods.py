@@ -42,7 +42,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     cells = [cell for each in taken for cell in cells_of(each)]
     cells.sort(key=lambda cell: (chosen.tasks.index(cell["task"]), cell["length"], cell["measure"] != "tau_fs"))
     notes = [*NOTES, *(report.sample(each) for each in taken)]
-    origins = [each.origin for each in taken]
+    origins = [origin for each in taken for origin in each.origins]
     return report.Report({"cells": cells}, table(cells), draw(cells), origins, notes)
 
 
@@ -52,22 +52,15 @@ MEASURES = {"offline": {"tau_fs": tau_of}, "live": {"tau": tau_of, "speedup": sp
 def cells_of(taken: Taken) -> list[dict[str, Any]]:
     """A cell a task, length and measure: each method's mean, and its paired difference to ``full``."""
     found = []
+    names = [name for name in taken.methods if name not in (AR, AR_AGAIN)]
     for (task, length), requests in taken.cells(["full"]).items():
         for measure, value in MEASURES[taken.way].items():
-            names = [name for name in taken.methods if name not in (AR, AR_AGAIN)]
-            found.append(
-                {
-                    "task": task,
-                    "length": length,
-                    "measure": measure,
-                    "n": len(requests),
-                    "left_out": taken.reasons(task, length),
-                    "methods": {name: summed_up(requests, value(name)) for name in names},
-                    "less full": {
-                        name: summed_up(requests, less(value(name), value("full"))) for name in names if name != "full"
-                    },
-                }
-            )
+            cell: dict[str, Any] = {"task": task, "length": length, "measure": measure, "n": len(requests)}
+            cell["left_out"] = taken.reasons(task, length)
+            cell["methods"] = {name: summed_up(requests, value(name)) for name in names}
+            differences = {name: less(value(name), value("full")) for name in names if name != "full"}
+            cell["less full"] = {name: summed_up(requests, each) for name, each in differences.items()}
+            found.append(cell)
     return found
 
 
@@ -109,8 +102,7 @@ def draw(cells: list[dict[str, Any]]) -> Figure:
                 figure.length_axis(panel, [cell["length"] for cell in here])
                 panel.set_ylabel("tau_fs, tokens a position")
             else:
+                panel.axvline(1, color="#777777", linewidth=0.8)  # what plain decoding has of either
                 figure.by_method(panel, here, "tau, tokens a round" if measure == "tau" else "speedup over AR, times")
-                if measure == "speedup":
-                    panel.axvline(1, color="#777777", linewidth=0.8)
     figure.one_legend(drawn, axes)
     return drawn

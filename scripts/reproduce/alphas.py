@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace, groups: Mapping[str, Sequence[str]]) -> repo
             rows[-1] |= {"tau alpha 2": summed_up(requests, tau_of("fold")), "ratios": ratios}
     notes = [DAGGER, f"Requests longer than the window of {window} alone.", report.sample(taken)]
     results = {"way": taken.way, "window": window, "groups": rows}
-    return report.Report(results, table(rows), draw(rows), [taken.origin], notes)
+    return report.Report(results, table(rows), draw(rows), taken.origins, notes)
 
 
 def compared(requests: Sequence[Request], a: str, b: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
         cell["steps"] = {name: summed_up(requests, less(tau_of(b), tau_of(a))) for name, (a, b) in STEPS.items()}
         cells.append(cell)
     results = {"way": taken.way, "cells": cells}
-    return report.Report(results, table(cells), draw(cells), [taken.origin], [report.sample(taken)])
+    return report.Report(results, table(cells), draw(cells), taken.origins, [report.sample(taken)])
 
 
 def table(cells: list[dict[str, Any]]) -> str:

@@ -37,4 +37,4 @@ def run(chosen: argparse.Namespace) -> report.Report:
     panel.set_ylabel("speedup of full over AR, times")
     figure.one_legend(drawn, [panel])
     table = report.markdown(["task", "length", "n", "speedup of full", "tau of full"], rows)
-    return report.Report({"cells": cells}, table, drawn, [taken.origin], [report.sample(taken)])
+    return report.Report({"cells": cells}, table, drawn, taken.origins, [report.sample(taken)])

@@ -27,7 +27,7 @@ def by_length(taken: Taken, value: Callable[[str], Value], what: str) -> report.
     ]
     table = report.markdown(["task", "length", "n", *names], rows)
     results = {"way": taken.way, "measure": what, "cells": cells}
-    return report.Report(results, table, draw(cells, names, what), [taken.origin], [report.sample(taken)])
+    return report.Report(results, table, draw(cells, names, what), taken.origins, [report.sample(taken)])
 
 
 def draw(cells: list[dict[str, Any]], names: list[str], what: str) -> Figure:

@@ -35,14 +35,13 @@ Summary = dict[str, Any]  # mean, low, high
 
 @dataclass(frozen=True)
 class Taken:
-    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why). ``plan``: the settings
-    and weights of all; ``files``: of each its machine and command."""
+    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why). ``origins``: of each
+    file its machine and command; with the first stands the plan (settings and weights), which is that of all."""
 
     way: str
     requests: list[Request] = field(default_factory=list)
     left_out: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    plan: dict[str, Any] = field(default_factory=dict)
-    files: list[dict[str, Any]] = field(default_factory=list)
+    origins: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def methods(self) -> list[str]:
@@ -51,15 +50,14 @@ class Taken:
         return [name for name in first.tau if all(name in each.tau for each in others)]
 
     @property
-    def origin(self) -> dict[str, Any]:
-        return {"way": self.way, "plan": self.plan, "files": self.files}
+    def plan(self) -> dict[str, Any]:
+        return dict(self.origins[0]["plan"])
 
     def add(self, path: Path, plan: dict[str, Any], about: dict[str, Any]) -> None:
         """A file more. Raises :class:`UsageError` if its plan is not that of the others."""
-        if self.files and (differing := list(differences(self.plan, plan))):
-            raise UsageError(f"is not of the settings of {self.files[0]['file']}: {differing[0]}", where=str(path))
-        self.plan.update(plan)
-        self.files.append({"file": path.name, **about})
+        if self.origins and (differing := list(differences(self.plan, plan))):
+            raise UsageError(f"is not of the settings of {self.origins[0]['file']}: {differing[0]}", where=str(path))
+        self.origins.append({"way": self.way, "file": path.name, **about} | ({} if self.origins else {"plan": plan}))
 
     def cells(self, methods: Iterable[str] = ()) -> dict[tuple[str, int], list[Request]]:
         """By task and length. Raises :class:`UsageError` if a method is missing."""

@@ -80,7 +80,7 @@ def test_a_folder_of_foldspec_bench_is_taken_as_it_is(
     for _ in range(2):  # without bench.json it is summed up; with it, it is only read
         assert reproduce(*words) == 0
         said = capsys.readouterr()
-        assert "live" not in said.err and path.read_bytes() == before, "nothing was left to measure"
+        assert "warming" not in said.err and path.read_bytes() == before, "nothing was left to measure"
         assert json.loads((folder / "bench.json").read_text())["complete"]
     assert reproduce(*words, "--limit", 1) == 2
     refused(capsys.readouterr(), "began with other settings")
