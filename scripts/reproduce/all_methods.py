@@ -7,17 +7,14 @@ their own (--tasks docs --way offline, ...) with the same --out; the command wit
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foldspec.bench.methods import AR, AR_AGAIN
+from foldspec.bench.methods import AR_AGAIN
 from foldspec.bench.summary import FEW
-from reproduce import figure, report
+from reproduce import overview, report
 from reproduce.options import WAYS, add_sources
 from reproduce.requests import Summary, Taken, less, short, shown, speedup_of, summed_up, tau_of
 from reproduce.take import take
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MIRRORS = "Tables 2 and 8 of the FOLD paper: tau and speedup over AR of every method"
 DIFFERS = "its pairs, benchmarks and lengths are others; offline tau_fs stands beside live tau"
@@ -28,7 +25,6 @@ NOTES = (
     f"{FEW} requests or more.",
     "Offline, cmr reads a selection made anew at that position, and infllm has mean representatives of its blocks; "
     "live, cmr keeps a selection for 8 rounds and infllm the entries that received most attention.",
-    "A length that is no power of two is the longest prompt that leaves room for the output where the context ends.",
 )
 
 
@@ -41,18 +37,30 @@ def run(chosen: argparse.Namespace) -> report.Report:
     taken = take(chosen)
     cells = [cell for each in taken for cell in cells_of(each)]
     cells.sort(key=lambda cell: (chosen.tasks.index(cell["task"]), cell["length"], cell["measure"] != "tau_fs"))
-    notes = [*NOTES, *(report.sample(each) for each in taken)]
+    notes = [*NOTES, *(note for each in taken for note in (report.sample(each), *remarks(each)))]
+    notes = list(dict.fromkeys(notes))
     origins = [origin for each in taken for origin in each.origins]
-    return report.Report({"cells": cells}, table(cells), draw(cells), origins, notes)
+    return report.Report({"cells": cells}, table(cells), overview.draw(cells), origins, notes)
 
 
 MEASURES = {"offline": {"tau_fs": tau_of}, "live": {"tau": tau_of, "speedup": speedup_of}}
 
 
+def remarks(taken: Taken) -> list[str]:
+    """On a prompt that was cut to fit the context, and on the noise of a speedup."""
+    longest = max(each.length for each in taken.requests)
+    context = next(iter(taken.plan["methods"].values()))["max_context"]
+    found = [f"{longest} is the longest prompt that leaves room for the output in a context of {context}."]
+    if taken.way == "live":
+        again = summed_up(taken.requests, speedup_of(AR_AGAIN))
+        found.append(f"Plain decoding run twice on every request has a speedup of {shown(again)} over itself.")
+    return found if longest % 1024 else found[1:]
+
+
 def cells_of(taken: Taken) -> list[dict[str, Any]]:
     """A cell a task, length and measure: each method's mean, and its paired difference to ``full``."""
     found = []
-    names = [name for name in taken.methods if name not in (AR, AR_AGAIN)]
+    names = [name for name in taken.methods if name != AR_AGAIN]
     for (task, length), requests in taken.cells(["full"]).items():
         for measure, value in MEASURES[taken.way].items():
             cell: dict[str, Any] = {"task": task, "length": length, "measure": measure, "n": len(requests)}
@@ -64,13 +72,8 @@ def cells_of(taken: Taken) -> list[dict[str, Any]]:
     return found
 
 
-def names_of(cells: list[dict[str, Any]]) -> list[str]:
-    """All methods, in the order of the fullest cell."""
-    return list(max(cells, key=lambda cell: len(cell["methods"]))["methods"])
-
-
 def table(cells: list[dict[str, Any]]) -> str:
-    names, rows = names_of(cells), []
+    names, rows = overview.names_of(cells), []
     for cell in cells:
         head = [cell["task"], short(cell["length"])]
         values = [shown(cell["methods"][name]) if name in cell["methods"] else "" for name in names]
@@ -82,27 +85,3 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 def difference(found: Summary, n: int) -> str:
     return shown(found, "+") + (" *" if n >= FEW and (found["low"] > 0 or found["high"] < 0) else "")
-
-
-def draw(cells: list[dict[str, Any]]) -> Figure:
-    """A row a measure, a column a task: tau_fs over lengths, and live figures method by method."""
-    tasks = list(dict.fromkeys(cell["task"] for cell in cells))
-    rows = [name for name in ("tau_fs", "tau", "speedup") if any(cell["measure"] == name for cell in cells)]
-    drawn, axes = figure.panels(len(rows), len(tasks), width=3.4, height=3.2)
-    panels = iter(axes)
-    for measure in rows:
-        for task in tasks:
-            panel = next(panels)
-            here = [cell for cell in cells if (cell["task"], cell["measure"]) == (task, measure)]
-            panel.set_title(task)
-            if measure == "tau_fs":
-                for name in names_of(here) if here else ():
-                    points = [(cell["length"], cell["methods"][name]) for cell in here]
-                    figure.by_length(panel, points, name, intervals=False)
-                figure.length_axis(panel, [cell["length"] for cell in here])
-                panel.set_ylabel("tau_fs, tokens a position")
-            else:
-                panel.axvline(1, color="#777777", linewidth=0.8)  # what plain decoding has of either
-                figure.by_method(panel, here, "tau, tokens a round" if measure == "tau" else "speedup over AR, times")
-    figure.one_legend(drawn, axes)
-    return drawn

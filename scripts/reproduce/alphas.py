@@ -68,6 +68,6 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     drawn, (panel,) = figure.panels(1, 1, width=5.2, height=1.4 + 0.45 * len(rows))
     panel.axvline(1, color="#777777", linewidth=0.8)
     cells = [{"label": name, "methods": {row["group"]: row["ratios"][name] for row in rows}} for name in ALPHAS]
-    figure.by_method(panel, cells, "ratio of tau, mean over requests")
+    figure.by_method(panel, cells, [row["group"] for row in rows], "ratio of tau, mean over requests")
     figure.one_legend(drawn, [panel])
     return drawn

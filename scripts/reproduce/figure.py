@@ -76,9 +76,8 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xlabel("tokens of prompt")
 
 
-def by_method(axes: Axes, cells: Sequence[dict[str, Any]], what: str) -> None:
+def by_method(axes: Axes, cells: Sequence[dict[str, Any]], names: Sequence[str], what: str) -> None:
     """Means with intervals, a place on the upright axis for each method and a marker for each cell."""
-    names = list(cells[0]["methods"]) if cells else []
     for number, cell in enumerate(cells):
         found = [cell["methods"][name] for name in names]
         ends = [[one["mean"] - one["low"] for one in found], [one["high"] - one["mean"] for one in found]]

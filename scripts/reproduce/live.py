@@ -74,6 +74,7 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
                 tpot = {name: line["tpot_ms"] for name, line in group.items()}
                 one = next(iter(group.values()))
                 taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot))
+    taken.requests.sort(key=lambda each: wanted.index(each.task))
     if not taken.requests:
         raise UsageError(f"hold no requests of {', '.join(wanted)}", where=", ".join(map(str, folders)) or "--bench")
     return taken

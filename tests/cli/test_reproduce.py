@@ -148,6 +148,7 @@ def test_the_table_of_all_methods(made: Path, work: Path) -> None:
                     close(cell["less full"][name], taus[name] - taus["full"])
     table = (made / "all_methods.md").read_text()
     assert "made anew at that position" in table and "mean representatives" in table and "| 8144 |" in table
+    assert "8144 is the longest prompt" in table and "in a context of 8192" in table
 
 
 def test_speedups_are_means_of_ratios_paired_by_request(made: Path, work: Path) -> None:
