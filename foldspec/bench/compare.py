@@ -84,7 +84,9 @@ def _row(task: str, length: int, pair: tuple[str, str], groups: Sequence[tuple[A
         "speedup_ci": ends["speedup"],
         "relative_mean": metrics.mean(relative),
         "relative_ci": ends["relative"],
-        "verdict": "baseline" if pair == (AR, AR) else verdict([round(end, 9) for end in ends["relative"]], len(groups)),
+        "verdict": "baseline"
+        if pair == (AR, AR)
+        else verdict([round(end, 9) for end in ends["relative"]], len(groups)),
         "tau_mean": metrics.mean(taus),
         "tau_ci": ends["tau"],
         "equal": sum(x["output_ids_sha256"] == y["output_ids_sha256"] for x, y in zip(one, two, strict=True)),

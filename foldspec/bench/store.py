@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from foldspec.bench.lines import check_line
 from foldspec.errors import MeasurementError, ResourceError, UsageError
 
-__all__ = ["Store", "replace", "write_json"]
+__all__ = ["Store", "differences", "replace", "write_json"]
 
 
 class Store:
@@ -76,7 +76,7 @@ class Store:
             before = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             raise UsageError("is not JSON", where=str(path), do="choose another folder") from None
-        differing = list(_differences(before, plan))
+        differing = list(differences(before, plan))
         if differing:
             what = f"began with other settings or inputs: {'; '.join(differing[:3])}"
             raise UsageError(what, where=f"--out {self.folder}", do="give the same ones, or another folder")
@@ -178,11 +178,11 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _differences(a: Any, b: Any, name: str = "") -> Iterable[str]:
+def differences(a: Any, b: Any, name: str = "") -> Iterable[str]:
     """What differs between two plans, in words."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:
-            yield from _differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
+            yield from differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
     elif a != b:
         short = [json.dumps(value) for value in (a, b)]
         yield (name or "all of it") if max(map(len, short)) > 60 else f"{name} was {short[0]}, is {short[1]}"
