@@ -237,6 +237,13 @@ class DFlashNetwork(ConditionedNetwork):
             return None
         return self.d2t + torch.arange(self.config.draft_ids, device=self.d2t.device)
 
+    def weight_bytes(self, target: LanguageModel) -> int:
+        ids = self.target_ids
+        head = 0 if self.config.own_head else target.vocabulary if ids is None else len(ids)
+        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
+        own = sum(p.nbytes for name, p in self.named_parameters() if not name.startswith(tables))
+        return own + head * target.width * target.head_weight.itemsize
+
     def check(self, target: LanguageModel) -> None:
         ids = self.target_ids
         if ids is None:
@@ -271,10 +278,7 @@ class DFlash(Drafter):
             self._logits = network.head
         elif self._target_ids is not None:
             self._logits = partial(self._logits, matrix=target.head_matrix.part(self._target_ids))
-        head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
-        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
-        own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))
-        self._weight_bytes = own + head * target.width * target.head_weight.itemsize
+        self._weight_bytes = network.weight_bytes(target)
 
     def open(self, request: int, longest: int | None = None) -> None:
         self._reader.open(request, longest)
