@@ -42,13 +42,18 @@ class Fold(ContextMethod):
         near = self.near(layer, n, self._distance(layer))
         boundary = self._boundary(layer)
         last = tuple(max(0, min(n, p - boundary + 1)) for p in self.positions(n))
-        if not any(last):  # the context fits the window: the near read is all there is
+        alpha = self.sharpness(layer, state)
+        if not any(last) or alpha is None:  # the context fits the window, or is not to be read: the near read is all
             return [near]
-        alpha = self.options.layer_alpha[layer] if self.options.layer_alpha else self.options.alpha
-        assert alpha is not None
         alpha = min(alpha, SHARPEST)
         at = tuple(self._distance(layer) + r for r in range(self.block))
         return [near, Read((0,) * self.block, last, "unrotated", at, scale=alpha, exponent=1 / alpha)]
+
+    def sharpness(self, layer: int, state: Any) -> float | None:
+        """Alpha of this layer's far read, the same from one commit to the next; None: there is none."""
+        alpha = self.options.layer_alpha[layer] if self.options.layer_alpha else self.options.alpha
+        assert alpha is not None
+        return alpha
 
     def _distance(self, layer: int) -> int:
         return max(self.window(layer) + self.block, self.layers[layer].window or 0)
