@@ -213,7 +213,9 @@ def as_csv(rows: Sequence[Row]) -> str:
 def _flat(row: Row) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, list):
+        if name == "commit_counts":
+            flat[name] = " ".join(map(str, value))
+        elif isinstance(value, list):
             flat |= {f"{name}_low": value[0], f"{name}_high": value[1]}
         elif isinstance(value, dict):
             flat |= {f"{name}_{part}": number for part, number in value.items()}
