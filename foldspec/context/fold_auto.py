@@ -54,11 +54,18 @@ class FoldAuto(Fold):
     def sharpness(self, layer: int, state: _Record) -> float | None:
         return self.options.auto_alphas[state.arm] or None
 
+    def cost(self, state: _Record, n: int) -> float:
+        """Of a round after ``n`` entries, as it is read now; 1 where no far entry is."""
+        return 1.0 + (state.share(n, self._far(n)) if self.options.auto_alphas[state.arm] else 0.0)
+
+    def _far(self, n: int) -> int:
+        """Far entries of all layers together."""
+        return sum(max(0, min(n, n + self.block - boundary)) for boundary in self._boundaries)
+
     def committed(self, state: _Record, before: int, n: int, attended: Attended) -> None:
-        far = sum(max(0, min(before, before + self.block - boundary)) for boundary in self._boundaries)
-        if not far:
+        if not self._far(before):
             return
-        cost = 1.0 + (state.share(before, far) if self.options.auto_alphas[state.arm] else 0.0)
+        cost = self.cost(state, before)
         for sums in (state.rounds, state.rewards):
             sums[:] = [DISCOUNT * value for value in sums]
         state.rounds[state.arm] += 1

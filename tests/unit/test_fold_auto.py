@@ -158,11 +158,11 @@ MUTANTS = {
     "never changes": (learns, "state.arm = indices", "_ = indices"),
     "of the wrong arm": (learns, "state.rewards[state.arm] +=", "state.rewards[state.arm - 1] +="),
     "never tries": (learns, "C * mean *", "0 * mean *"),
-    "costs nothing": (counts_the_cost, "state.share(before, far) if", "0.0 if"),
-    "costs always": (counts_the_cost, "else 0.0)", "else state.share(before, far))"),
+    "costs nothing": (counts_the_cost, "state.share(n, self._far(n)) if", "0.0 if"),
+    "costs always": (counts_the_cost, "else 0.0)", "else state.share(n, self._far(n)))"),
     "forgets nothing": (follows, "DISCOUNT = 0.35, 4.0, 0.99", "DISCOUNT = 0.35, 4.0, 1.0"),
-    "does not wait": (waits, "if not far:", "if far < 0:"),
-    "waits too long": (waits, "before + self.block - boundary", "before + 1 - boundary"),
+    "does not wait": (waits, "if not self._far(before):", "if before < 0:"),
+    "waits too long": (waits, "n + self.block - boundary", "n + 1 - boundary"),
     "one for all": (keeps_apart, "[0.0] * arms, [0.0] * arms)", "*vars(self).setdefault('x', ([0.0] * 4, [0.0] * 4)))"),
 }  # fmt: skip
 
