@@ -7,6 +7,7 @@ context method decides what of that a block reads, and where its rows are rotate
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ class ConditionedNetwork(DrafterNetwork):
     @abstractmethod
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The geometry of its context."""
+
+    @abstractmethod
+    def features(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Context features [n, width], of which every layer makes its keys and values, of tapped rows [n, width] each:
+        the paper's c."""
 
     @abstractmethod
     def weight_bytes(self, target: LanguageModel) -> int:

@@ -237,6 +237,9 @@ class DFlashNetwork(ConditionedNetwork):
             return None
         return self.d2t + torch.arange(self.config.draft_ids, device=self.d2t.device)
 
+    def features(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.hidden_norm(self.fc(torch.cat(list(taps), dim=-1)))
+
     def weight_bytes(self, target: LanguageModel) -> int:
         ids = self.target_ids
         head = 0 if self.config.own_head else target.vocabulary if ids is None else len(ids)
@@ -309,9 +312,8 @@ class DFlash(Drafter):
         return self._weight_bytes + self._reader.bytes_read(n)
 
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
-        net = self._network
-        context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
-        keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
+        context = self._network.features(taps)
+        keys, values = zip(*(block.self_attn.context(context) for block in self._network.blocks), strict=True)
         self._reader.absorb(rows, keys, values)
 
     def fill(self, rows: Rows, tokens: Sequence[int], numbers: Numbers) -> None:

@@ -29,6 +29,10 @@ NAMES = {
     "figure2": "speedup of the original drafter by length",
     "figure5": "speedup of every method by length",
     "figure6": "tau of every method by length",
+    "figure1": "where the time of a plain step and of a round goes, by length",
+    "finding1": "what drafts are worth where the block alone is moved away",
+    "figure3": "whether context features say which of two comes first, and shuffled",
+    "adaptive": "fold_auto against fixed alphas and the window, on held-out requests",
 }
 
 

@@ -1,0 +1,105 @@
+"""Finding 2, whether context features say where they stand: a linear probe tells from the difference of two entries
+which comes first, by how far apart they are; and which order it tells where the target read them shuffled.
+
+    context features    c = norm(fc [tapped states]), of the text as it is
+    token embeddings    the same entries', which know no order
+    shuffled            older text in another order of 64-token chunks: the order it was read in, and the text's own
+
+Entries within the pair's window are left out, and the first 64, which all inputs share much of; and no separation is
+beyond half of the rest, which would leave but its two ends to pair. One probe for each separation and fold: logistic
+regression, Adam, on differences that are standardized by those of training; folds are of whole inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import pairwise
+from typing import Any
+
+import torch
+from _options import whole
+
+from foldspec.bench.inputs import parse_lengths
+from foldspec.bench.machine import environment
+from foldspec.errors import UsageError
+from foldspec.tasks import make_task
+from reproduce import figure, report
+from reproduce.features import KINDS, entries
+from reproduce.options import load
+from reproduce.probe import FOLDS, judged, sampled
+from reproduce.requests import short
+
+MIRRORS = "Figure 3 and Finding 2 of the FOLD paper, section 3.2 and appendix A, the shuffled control included"
+DIFFERS = "this checkout's own tasks and shorter contexts; fewer inputs and pairs; a probe for each separation"
+EDGES = (64, 256, 1024, 4096, 16384, 65536)  # of separations
+LINES = {"docs": "-", "code": "--", "kv": ":"}
+COLORS = dict(zip(KINDS, ("#0072B2", "#777777", "#009E73", "#D55E00"), strict=True))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pairs", type=whole(10), default=500, metavar="N", help="an input and separation; default: 500"
+    )
+    parser.add_argument("--steps", type=whole(1), default=600, metavar="N", help="of the probe; default: 600")
+    parser.set_defaults(lengths="4k", limit=10, tasks=["docs"])
+
+
+def run(chosen: argparse.Namespace) -> report.Report:
+    engine, cells = load(chosen), list[dict[str, Any]]()
+    for length in parse_lengths(chosen.lengths, engine.max_context - 1)[0]:
+        for task in chosen.tasks:
+            items = make_task(task).items(engine.encode, length, chosen.limit, chosen.seed)
+            if len(items) < FOLDS:
+                what = f"{task} gives {len(items)} inputs, the probe is judged by {FOLDS} folds of them"
+                raise UsageError(what, where="--limit", do=f"give {FOLDS} or more")
+            inputs = []
+            for number, item in enumerate(items):
+                inputs.append(entries(engine, item.prompt, chosen.seed + number))
+                print(f"figure3 {task} {length} {item.id}", file=sys.stderr, flush=True)
+            shortest = min(len(one[KINDS[0]].at) for one in inputs)
+            spans = [(low, high) for low, high in pairwise(EDGES) if low < 0.9 * shortest / 2]
+            for low, high in spans:
+                cell = {"task": task, "length": length, "n": len(inputs), "from": low, "to": high}
+                for kind in KINDS:
+                    draw = torch.Generator().manual_seed(chosen.seed)
+                    pairs = [sampled(one[kind], low, high, chosen.pairs, draw) for one in inputs]
+                    cell[kind] = judged(pairs, chosen.steps)
+                cells.append(cell)
+    if not cells:
+        raise UsageError(f"beyond the window, no entries are {EDGES[0]} apart", do="name longer --lengths")
+    plan = {"settings": engine.settings(), "seed": chosen.seed, "pairs": chosen.pairs, "steps": chosen.steps}
+    rows = [
+        [cell["task"], short(cell["length"]), f"{short(cell['from'])} to {short(cell['to'])}", str(cell["n"])]
+        + [f"{cell[kind]['mean']:.3f} ± {cell[kind]['std']:.3f}" for kind in KINDS]
+        for cell in cells
+    ]
+    table = report.markdown(["task", "length", "separation", "inputs", *KINDS], rows)
+    notes = [
+        "Accuracy of the probe on inputs that it has not seen, mean and standard deviation over folds; chance is 0.5."
+    ]
+    origin = json.loads(json.dumps({"plan": plan, "env": environment(engine)}))
+    return report.Report({"cells": cells}, table, drawn(cells), [origin], notes)
+
+
+def drawn(cells: list[dict[str, Any]]) -> Any:
+    """Separations at the middle of their logarithms; bands of one standard deviation."""
+    made, (panel,) = figure.panels(1, 1, width=4.8, height=3.4)
+    panel.axhline(0.5, color="#777777", linewidth=0.8)
+    for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in cells):
+        here = [cell for cell in cells if (cell["task"], cell["length"]) == (task, length)]
+        places = [(cell["from"] * cell["to"]) ** 0.5 for cell in here]
+        for kind in KINDS:
+            mean, std = ([cell[kind][key] for cell in here] for key in ("mean", "std"))
+            panel.plot(places, mean, LINES[task], color=COLORS[kind], marker="o", markersize=4, label=f"{task}: {kind}")
+            ends = ([a + sign * b for a, b in zip(mean, std, strict=True)] for sign in (-1, 1))
+            panel.fill_between(places, *ends, color=COLORS[kind], alpha=0.13, linewidth=0)
+    panel.set_xscale("log", base=2)
+    edges = sorted({cell[key] for cell in cells for key in ("from", "to")})
+    panel.set_xticks(edges, [short(edge) for edge in edges])
+    panel.minorticks_off()
+    panel.set_xlabel("entries apart")
+    panel.set_ylabel("accuracy")
+    figure.one_legend(made, [panel], columns=2)
+    return made
