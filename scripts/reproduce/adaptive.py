@@ -31,11 +31,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> report.Report:
     engine, work = load(chosen), chosen.out / "work"
-    taken, arms = Taken("live", [], Counter(), []), Counter[str]()
+    taken, arms = Taken("live"), Counter[str]()
     for task in chosen.tasks:
         watched.measure(engine, chosen, work, task)
-        head, rows = watched.read(work / f"adaptive-{task}.jsonl")
-        taken.origins.append({"file": f"adaptive-{task}.jsonl", **head})
+        path = work / f"adaptive-{task}.jsonl"
+        head, rows = watched.read(path)
+        taken.add(path, **head)
         for row in rows:
             if row["methods"]:
                 taken.requests.append(request(row))
@@ -50,7 +51,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     notes = [verdict(name, one) for name, one in cells["all"][RATE]["less"].items()]
     notes += [f"fold_auto's rounds by alpha (0: no far read): {used}.", report.sample(taken)]
     results = {"cells": cells, "arms": dict(arms), "requests": [vars(each) for each in taken.requests]}
-    return report.Report(results, table(cells), draw(cells), taken.origins, notes)
+    return report.Report(results, table(cells), draw(cells), [taken.origin], notes)
 
 
 def request(row: dict[str, Any]) -> Request:

@@ -9,12 +9,11 @@ for the device, which adds its latency to each.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from foldspec.bench.inputs import parse_lengths
-from foldspec.bench.machine import environment
+from foldspec.cli_shared import add_dummy
 from foldspec.engine import Engine
 from foldspec.options import SamplingParams
 from reproduce import figure, report
@@ -33,6 +32,7 @@ SAID = (
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    add_dummy(parser)
     parser.set_defaults(lengths="512,1k,2k,4k,8k", max_new=12, load_format="dummy")
 
 
@@ -59,9 +59,8 @@ def run(chosen: argparse.Namespace) -> report.Report:
         f"{what} takes {_share(cells, way, part)} from the shortest to the longest context." for way, part, what in SAID
     ]
     plan = {"settings": engine.settings(), "max_new": chosen.max_new}
-    origin = json.loads(json.dumps({"plan": plan, "env": environment(engine)}))
     table = report.markdown(["", "length", "ms", *PARTS], rows)
-    return report.Report({"cells": cells}, table, draw(cells), [origin], notes)
+    return report.Report({"cells": cells}, table, draw(cells), [report.origin(engine, plan)], notes)
 
 
 def _share(cells: list[dict[str, Any]], way: str, part: str) -> str:
@@ -93,5 +92,5 @@ def draw(cells: list[dict[str, Any]]) -> Any:
         panel.set_xlabel("tokens of context")
         panel.set_ylabel("ms")
         panel.set_title(title)
-    figure.one_legend(drawn, panels, columns=3)
+    figure.one_legend(drawn, panels)
     return drawn

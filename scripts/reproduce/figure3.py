@@ -13,7 +13,6 @@ regression, Adam, on differences that are standardized by those of training; fol
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from itertools import pairwise
 from typing import Any
@@ -21,13 +20,10 @@ from typing import Any
 import torch
 from _options import whole
 
-from foldspec.bench.inputs import parse_lengths
-from foldspec.bench.machine import environment
 from foldspec.errors import UsageError
-from foldspec.tasks import make_task
 from reproduce import figure, report
 from reproduce.features import KINDS, entries
-from reproduce.options import load
+from reproduce.options import cells, load
 from reproduce.probe import FOLDS, judged, sampled
 from reproduce.requests import short
 
@@ -47,40 +43,42 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> report.Report:
-    engine, cells = load(chosen), list[dict[str, Any]]()
-    for length in parse_lengths(chosen.lengths, engine.max_context - 1)[0]:
-        for task in chosen.tasks:
-            items = make_task(task).items(engine.encode, length, chosen.limit, chosen.seed)
-            if len(items) < FOLDS:
-                what = f"{task} gives {len(items)} inputs, the probe is judged by {FOLDS} folds of them"
-                raise UsageError(what, where="--limit", do=f"give {FOLDS} or more")
-            inputs = []
-            for number, item in enumerate(items):
-                inputs.append(entries(engine, item.prompt, chosen.seed + number))
-                print(f"figure3 {task} {length} {item.id}", file=sys.stderr, flush=True)
-            shortest = min(len(one[KINDS[0]].at) for one in inputs)
-            spans = [(low, high) for low, high in pairwise(EDGES) if low < 0.9 * shortest / 2]
-            for low, high in spans:
-                cell = {"task": task, "length": length, "n": len(inputs), "from": low, "to": high}
-                for kind in KINDS:
-                    draw = torch.Generator().manual_seed(chosen.seed)
-                    pairs = [sampled(one[kind], low, high, chosen.pairs, draw) for one in inputs]
-                    cell[kind] = judged(pairs, chosen.steps)
-                cells.append(cell)
-    if not cells:
+    engine, found = load(chosen), list[dict[str, Any]]()
+    for asked in (cell for task in chosen.tasks for cell in cells(engine, chosen, task, chosen.lengths)[0]):
+        if len(asked.inputs) < FOLDS:
+            what = f"{asked.task} gives {len(asked.inputs)} inputs, the probe is judged by {FOLDS} folds of them"
+            raise UsageError(what, where="--limit", do=f"give {FOLDS} or more")
+        inputs = []
+        for number, one in enumerate(asked.inputs):
+            inputs.append(entries(engine, one.ids, chosen.seed + number))
+            print("figure3", *one.key, file=sys.stderr, flush=True)
+        half = min(len(one[KINDS[0]].at) for one in inputs) / 2
+        for low, high in (edges for edges in pairwise(EDGES) if edges[0] < 0.9 * half):
+            cell: dict[str, Any] = {
+                "task": asked.task,
+                "length": asked.length,
+                "n": len(inputs),
+                "from": low,
+                "to": high,
+            }
+            for kind in KINDS:
+                draw = torch.Generator().manual_seed(chosen.seed)
+                pairs = [sampled(one[kind], low, high, chosen.pairs, draw) for one in inputs]
+                cell[kind] = judged(pairs, chosen.steps)
+            found.append(cell)
+    if not found:
         raise UsageError(f"beyond the window, no entries are {EDGES[0]} apart", do="name longer --lengths")
     plan = {"settings": engine.settings(), "seed": chosen.seed, "pairs": chosen.pairs, "steps": chosen.steps}
     rows = [
         [cell["task"], short(cell["length"]), f"{short(cell['from'])} to {short(cell['to'])}", str(cell["n"])]
         + [f"{cell[kind]['mean']:.3f} ± {cell[kind]['std']:.3f}" for kind in KINDS]
-        for cell in cells
+        for cell in found
     ]
     table = report.markdown(["task", "length", "separation", "inputs", *KINDS], rows)
     notes = [
         "Accuracy of the probe on inputs that it has not seen, mean and standard deviation over folds; chance is 0.5."
     ]
-    origin = json.loads(json.dumps({"plan": plan, "env": environment(engine)}))
-    return report.Report({"cells": cells}, table, drawn(cells), [origin], notes)
+    return report.Report({"cells": found}, table, drawn(found), [report.origin(engine, plan)], notes)
 
 
 def drawn(cells: list[dict[str, Any]]) -> Any:
@@ -101,5 +99,5 @@ def drawn(cells: list[dict[str, Any]]) -> Any:
     panel.minorticks_off()
     panel.set_xlabel("entries apart")
     panel.set_ylabel("accuracy")
-    figure.one_legend(made, [panel], columns=2)
+    figure.one_legend(made, [panel])
     return made

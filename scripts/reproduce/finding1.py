@@ -8,23 +8,18 @@ Drafts are judged at every position of the target's own greedy text, from one ta
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from foldspec.bench.inputs import parse_lengths
-from foldspec.bench.machine import environment
 from foldspec.bench.offline import leading_drafts
 from foldspec.context import METHODS
 from foldspec.context.base import Read
 from foldspec.context.full import Full
 from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
-from foldspec.tasks import make_task
 from reproduce import figure, report
-from reproduce.options import load
+from reproduce.options import cells, load
 from reproduce.requests import Figure, Request, Taken, short, shown, summed_up, tau_of
 
 if TYPE_CHECKING:
@@ -32,7 +27,8 @@ if TYPE_CHECKING:
 
 MIRRORS = "Finding 1 of the FOLD paper, section 3.2 and appendix A: shifts of 8K, 32K and 128K on SPEED-Bench 2K"
 DIFFERS = "this checkout's own tasks; every position of a text, not two; shorter shifts too"
-SHIFTS = (0, 512, 2048, 8192, 32768, 131072)
+NAMES = {by: f"+{short(by)}" for by in (0, 512, 2048, 8192, 32768, 131072)}  # shifts
+MOVED = list(NAMES)[1:]
 
 
 class Shifted(Full):
@@ -49,38 +45,30 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> report.Report:
-    for by in SHIFTS:
+    for by in NAMES:
         globals()[f"Shifted{by}"] = type(f"Shifted{by}", (Shifted,), {"by": by})
         METHODS[f"shifted{by}"] = f"{__name__}:Shifted{by}"
     engine = load(chosen)
-    methods = [engine.using(context=f"shifted{by}") for by in SHIFTS]
-    plan = {"methods": {name_of(by): one.settings() for by, one in zip(SHIFTS, methods, strict=True)}}
+    methods = [engine.using(context=f"shifted{by}") for by in NAMES]
+    plan = {"methods": {NAMES[by]: one.settings() for by, one in zip(NAMES, methods, strict=True)}}
     plan |= {"seed": chosen.seed, "max_new": chosen.max_new}
-    taken = Taken("offline", [], Counter(), [json.loads(json.dumps({"plan": plan, "env": environment(engine)}))])
-    for length in parse_lengths(chosen.lengths, engine.max_context - chosen.max_new)[0]:
-        for task in chosen.tasks:
-            for item in make_task(task).items(engine.encode, length, chosen.limit, chosen.seed):
-                with engine.prefill(item.prompt) as prefix:
-                    params = SamplingParams(max_tokens=chosen.max_new)
-                    text = engine.using(draft_tokens=0).generate(prefix, params).token_ids
-                    leading = leading_drafts(engine, prefix, text, [one.method for one in methods])
-                if not leading[0]:
-                    taken.left_out[task, length, "short_output"] += 1
-                    continue
-                of = {
-                    name_of(by): sum(found) / len(found) / engine.drafts
-                    for by, found in zip(SHIFTS, leading, strict=True)
-                }
-                places = dict.fromkeys(of, len(leading[0]))
-                taken.requests.append(Request(task, length, item.id, len(item.prompt), of, places))
-                print(f"finding1 {task} {length} {item.id}", file=sys.stderr, flush=True)
+    taken = Taken("offline", **report.origin(engine, plan))
+    for one in (
+        one for task in chosen.tasks for cell in cells(engine, chosen, task, chosen.lengths)[0] for one in cell.inputs
+    ):
+        with engine.prefill(one.ids) as prefix:
+            text = engine.using(draft_tokens=0).generate(prefix, SamplingParams(max_tokens=chosen.max_new)).token_ids
+            leading = leading_drafts(engine, prefix, text, [method.method for method in methods])
+        if leading[0]:
+            shares = [sum(found) / len(found) / engine.drafts for found in leading]
+            of, places = dict(zip(NAMES.values(), shares, strict=True)), dict.fromkeys(NAMES.values(), len(leading[0]))
+            taken.requests.append(Request(*one.key, len(one.ids), of, places))
+        else:
+            taken.left_out[one.task, one.length, "short_output"] += 1
+        print("finding1", *one.key, file=sys.stderr, flush=True)
     if not taken.requests:
         raise UsageError("no request has a whole block", do="name other --tasks, or a larger --max-new")
     return made(taken)
-
-
-def name_of(by: int) -> str:
-    return f"+{short(by)}"
 
 
 def made(taken: Taken) -> report.Report:
@@ -88,8 +76,8 @@ def made(taken: Taken) -> report.Report:
     groups = {f"{task} {short(length)}": requests for (task, length), requests in taken.cells().items()}
     cells: dict[str, Any] = {}
     for group, requests in (groups | {"all": taken.requests}).items():
-        found = {name_of(by): summed_up(requests, tau_of(name_of(by))) for by in SHIFTS}
-        change = {name_of(by): summed_up(requests, changed(by)) for by in SHIFTS[1:]}
+        found = {NAMES[by]: summed_up(requests, tau_of(NAMES[by])) for by in NAMES}
+        change = {NAMES[by]: summed_up(requests, changed(by)) for by in MOVED}
         cells[group] = {"n": len(requests), "a": found, "change": change}
     rows = [
         [group, str(cell["n"]), *(shown(one, digits=3) for one in cell["a"].values())] for group, cell in cells.items()
@@ -97,10 +85,10 @@ def made(taken: Taken) -> report.Report:
     below = [name for name, one in cells["all"]["change"].items() if one["high"] < 0]
     drawn, (panel,) = figure.panels(1, 1, width=4.4, height=3.0)
     for group, cell in cells.items():
-        points = [(max(by, 256), cell["a"][name_of(by)]) for by in SHIFTS]
+        points = [(max(by, 256), cell["a"][NAMES[by]]) for by in NAMES]
         figure.by_length(panel, points, group.split()[0], intervals=group == "all")
     panel.set_xscale("log", base=2)
-    panel.set_xticks([256, *SHIFTS[1:]], [name_of(by) for by in SHIFTS])
+    panel.set_xticks([256, *MOVED], [NAMES[by] for by in NAMES])
     panel.minorticks_off()
     panel.set_xlabel("positions that the draft block is moved by")
     panel.set_ylabel("accepted share of the drafts")
@@ -112,9 +100,9 @@ def made(taken: Taken) -> report.Report:
     notes.append(report.sample(taken))
     results = {"cells": cells, "requests": [vars(each) for each in taken.requests]}
     return report.Report(
-        results, report.markdown(["requests", "n", *map(name_of, SHIFTS)], rows), drawn, taken.origins, notes
+        results, report.markdown(["requests", "n", *NAMES.values()], rows), drawn, [taken.origin], notes
     )
 
 
 def changed(by: int) -> Figure:
-    return lambda each: each.tau[name_of(by)] - each.tau[name_of(0)]
+    return lambda each: each.tau[NAMES[by]] - each.tau[NAMES[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foldspec.bench.machine import environment
 from foldspec.bench.store import write_json
 from reproduce import figure
 from reproduce.requests import Taken, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from foldspec.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ def write(out: Path, name: str, module: ModuleType, made: Report, command: Seque
 def without_paths(words: Iterable[str]) -> list[str]:
     """A command with the names alone of folders that lie somewhere on this machine."""
     return [Path(word).name if Path(word).is_absolute() else word for word in words]
+
+
+def origin(engine: Engine, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a measurement that is made now: what it was asked for, and where."""
+    return dict(json.loads(json.dumps({"plan": plan, "files": [{"env": environment(engine)}]})))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

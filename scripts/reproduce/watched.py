@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from foldspec.bench.inputs import parse_lengths
 from foldspec.bench.machine import environment
 from foldspec.context import METHODS
 from foldspec.context.base import Read
@@ -21,7 +20,7 @@ from foldspec.context.fold_auto import FoldAuto
 from foldspec.engine import Engine
 from foldspec.errors import MeasurementError, UsageError
 from foldspec.options import SamplingParams
-from foldspec.tasks import make_task
+from reproduce.options import cells
 
 if TYPE_CHECKING:
     import torch
@@ -51,17 +50,17 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
     work.mkdir(parents=True, exist_ok=True)
     path = work / f"adaptive-{task}.jsonl"
     if not path.exists():
-        _append(path, {"plan": plan, "env": environment(engine)})
+        _append(path, {"plan": plan, "about": {"env": environment(engine)}})
     head, rows = read(path)
     if head["plan"] != json.loads(json.dumps(plan)):
         raise UsageError("began with other settings", where=str(path), do="give the same ones, or another --out")
     known = {(row["length"], row["id"]) for row in rows}
-    for length in parse_lengths(chosen.lengths, engine.max_context - chosen.max_new)[0]:
-        for item in make_task(task).items(engine.encode, length, chosen.limit, chosen.seed):
-            if (length, item.id) not in known:
-                found = decode(engine, methods, item.prompt, chosen.max_new)
-                _append(path, {"task": task, "length": length, "id": item.id, "n_in": len(item.prompt), **found})
-                print(f"adaptive {task} {length} {item.id}", file=sys.stderr, flush=True)
+    for cell in cells(engine, chosen, task, chosen.lengths)[0]:
+        for one in cell.inputs:
+            if (one.length, one.id) not in known:
+                found = decode(engine, methods, one.ids, chosen.max_new)
+                _append(path, {"task": task, "length": one.length, "id": one.id, "n_in": len(one.ids), **found})
+                print("adaptive", *one.key, file=sys.stderr, flush=True)
 
 
 def decode(engine: Engine, methods: Mapping[str, Engine], prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
