@@ -24,7 +24,7 @@ from reproduce.requests import short
 MIRRORS = "Figure 1 of the FOLD paper: latency breakdown of an AR step and of a DFlash SD round"
 DIFFERS = "its pairs, machine and engine are others; attention is all of it, the block's own and its cache's together"
 COLORS = dict(zip(PARTS, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#999999"), strict=True))
-WAYS = {"AR": {"draft_tokens": 0}, "SD": {"context": "full"}}
+WAYS: dict[str, dict[str, Any]] = {"AR": {"draft_tokens": 0}, "SD": {"context": "full"}}
 SAID = (
     ("AR", "target attention", "Of a plain step target attention"),
     ("SD", "drafter attention", "Of a round drafter attention"),

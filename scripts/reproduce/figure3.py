@@ -91,8 +91,8 @@ def drawn(cells: list[dict[str, Any]]) -> Any:
         for kind in KINDS:
             mean, std = ([cell[kind][key] for cell in here] for key in ("mean", "std"))
             panel.plot(places, mean, LINES[task], color=COLORS[kind], marker="o", markersize=4, label=f"{task}: {kind}")
-            ends = ([a + sign * b for a, b in zip(mean, std, strict=True)] for sign in (-1, 1))
-            panel.fill_between(places, *ends, color=COLORS[kind], alpha=0.13, linewidth=0)
+            low, high = ([a + sign * b for a, b in zip(mean, std, strict=True)] for sign in (-1, 1))
+            panel.fill_between(places, low, high, color=COLORS[kind], alpha=0.13, linewidth=0)
     panel.set_xscale("log", base=2)
     edges = sorted({cell[key] for cell in cells for key in ("from", "to")})
     panel.set_xticks(edges, [short(edge) for edge in edges])

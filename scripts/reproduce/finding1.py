@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIRRORS = "Finding 1 of the FOLD paper, section 3.2 and appendix A: shifts of 8K, 32K and 128K on SPEED-Bench 2K"
 DIFFERS = "this checkout's own tasks; every position of a text, not two; shorter shifts too"
-NAMES = {by: f"+{short(by)}" for by in (0, 512, 2048, 8192, 32768, 131072)}  # shifts
+NAMES = {by: f"+{short(by) if by else 0}" for by in (0, 512, 2048, 8192, 32768, 131072)}  # shifts
 MOVED = list(NAMES)[1:]
 
 
