@@ -148,7 +148,7 @@ def test_shuffled_entries_are_realigned_with_their_tokens(engine: Engine) -> Non
     assert torch.equal(read.view(5, 64) - read.view(5, 64)[:, :1], torch.arange(64).expand(5, 64))
     order, older = read.argsort(), torch.tensor(ids[64:384])
     again = features.features(engine, (*ids[:64], *older[order].tolist(), *ids[384:]))[64:384]
-    torch.testing.assert_close(found["shuffled, order of the text"].states[order], again)
+    torch.testing.assert_close(found["shuffled, as text"].states[order], again)
     assert torch.equal(found["features"].at, torch.arange(320))
     torch.testing.assert_close(found["features"].states, features.features(engine, ids)[64:384])
 
