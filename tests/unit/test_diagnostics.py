@@ -143,14 +143,14 @@ def test_shuffled_entries_are_realigned_with_their_tokens(engine: Engine) -> Non
     """The first 64 tokens and the window stay; chunks of 64 are read in another order."""
     ids = tiny.prompt(64 + 5 * 64 + 30, vocabulary=engine.vocabulary)
     found = features.entries(engine, ids, seed=4)
-    read = found["shuffled, order read"].at
+    read = found["shuffled, as read"].at
     assert sorted(read.tolist()) == list(range(320)) and not torch.equal(read, torch.arange(320))
     assert torch.equal(read.view(5, 64) - read.view(5, 64)[:, :1], torch.arange(64).expand(5, 64))
     order, older = read.argsort(), torch.tensor(ids[64:384])
     again = features.features(engine, (*ids[:64], *older[order].tolist(), *ids[384:]))[64:384]
-    torch.testing.assert_close(found["shuffled, order of the text"].states[order], again)
-    assert torch.equal(found["context features"].at, torch.arange(320))
-    torch.testing.assert_close(found["context features"].states, features.features(engine, ids)[64:384])
+    torch.testing.assert_close(found["shuffled, as text"].states[order], again)
+    assert torch.equal(found["features"].at, torch.arange(320))
+    torch.testing.assert_close(found["features"].states, features.features(engine, ids)[64:384])
 
 
 # ----------------------------------------------------------------------------------------------------------- adaptive
