@@ -51,11 +51,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     notes = [verdict(name, one) for name, one in cells["all"][RATE]["less"].items()]
     notes += [f"fold_auto's rounds by alpha (0: no far read): {used}.", report.sample(taken)]
     results = {"cells": cells, "arms": dict(arms), "requests": [vars(each) for each in taken.requests]}
-<<<<<<< HEAD
-    return report.Report(results, table(cells), draw(cells), [taken.origin], notes)
-=======
     return report.Report(results, table(cells), draw(cells), taken.origins, notes)
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
 
 
 def request(row: dict[str, Any]) -> Request:
@@ -100,12 +96,8 @@ def draw(cells: dict[str, Any]) -> Any:
     for panel, what in zip(panels, ("tau", RATE), strict=True):
         panel.axvline(0, color="#777777", linewidth=0.8)
         found = [{"label": name, "methods": cell[what]["less"]} for name, cell in cells.items()]
-<<<<<<< HEAD
-        figure.by_method(panel, found, f"{AUTO} less the fixed one: {what}")
-=======
         figure.by_method(panel, found, list(FIXED), f"{AUTO} less the fixed one")
         panel.locator_params(axis="x", nbins=5)
         panel.set_title(what)
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     figure.one_legend(drawn, panels)
     return drawn

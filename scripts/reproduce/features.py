@@ -14,11 +14,7 @@ from foldspec.errors import UsageError
 from reproduce.probe import Entries
 
 CHUNK, LEAST = 64, 128  # entries: that stay together when they are shuffled; that must be left
-<<<<<<< HEAD
-KINDS = ("context features", "token embeddings", "shuffled, order read", "shuffled, order of the text")
-=======
 KINDS = ("features", "embeddings", "shuffled, as read", "shuffled, as text")
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
 
 
 class Collector(NoDrafter):

@@ -1,16 +1,10 @@
 """Finding 2, whether context features say where they stand: a linear probe tells from the difference of two entries
 which comes first, by how far apart they are; and which order it tells where the target read them shuffled.
 
-<<<<<<< HEAD
-    context features    c = norm(fc [tapped states]), of the text as it is
-    token embeddings    the same entries', which know no order
-    shuffled            older text in another order of 64-token chunks: the order it was read in, and the text's own
-=======
     features      the context features c = norm(fc [tapped states]) of the text as it is
     embeddings    the same entries' token embeddings, which know no order
     shuffled      features where older text is read in another order of 64-token chunks: the order that it was read in,
                   and that of the text
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
 
 Entries within the pair's window are left out, and the first 64, which all inputs share much of; and no separation is
 beyond half of the rest, which would leave but its two ends to pair. One probe for each separation and fold: logistic
@@ -37,10 +31,6 @@ from reproduce.requests import short
 MIRRORS = "Figure 3 and Finding 2 of the FOLD paper, section 3.2 and appendix A, the shuffled control included"
 DIFFERS = "this checkout's own tasks and shorter contexts; fewer inputs and pairs; a probe for each separation"
 EDGES = (64, 256, 1024, 4096, 16384, 65536)  # of separations
-<<<<<<< HEAD
-LINES = {"docs": "-", "code": "--", "kv": ":"}
-=======
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
 COLORS = dict(zip(KINDS, ("#0072B2", "#777777", "#009E73", "#D55E00"), strict=True))
 
 
@@ -62,22 +52,10 @@ def run(chosen: argparse.Namespace) -> report.Report:
         for number, one in enumerate(asked.inputs):
             inputs.append(entries(engine, one.ids, chosen.seed + number))
             print("figure3", *one.key, file=sys.stderr, flush=True)
-<<<<<<< HEAD
-        half = min(len(one[KINDS[0]].at) for one in inputs) / 2
-        for low, high in (edges for edges in pairwise(EDGES) if edges[0] < 0.9 * half):
-            cell: dict[str, Any] = {
-                "task": asked.task,
-                "length": asked.length,
-                "n": len(inputs),
-                "from": low,
-                "to": high,
-            }
-=======
         half = min(len(one[KINDS[0]].at) for one in inputs) // 2
         for low, high in (edges for edges in pairwise(EDGES) if edges[0] < 0.9 * half):
             cell: dict[str, Any] = {"task": asked.task, "length": asked.length, "n": len(inputs)}
             cell |= {"from": low, "to": min(high, half)}
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
             for kind in KINDS:
                 draw = torch.Generator().manual_seed(chosen.seed)
                 pairs = [sampled(one[kind], low, high, chosen.pairs, draw) for one in inputs]
@@ -86,12 +64,6 @@ def run(chosen: argparse.Namespace) -> report.Report:
     if not found:
         raise UsageError(f"beyond the window, no entries are {EDGES[0]} apart", do="name longer --lengths")
     plan = {"settings": engine.settings(), "seed": chosen.seed, "pairs": chosen.pairs, "steps": chosen.steps}
-<<<<<<< HEAD
-    rows = [
-        [cell["task"], short(cell["length"]), f"{short(cell['from'])} to {short(cell['to'])}", str(cell["n"])]
-        + [f"{cell[kind]['mean']:.3f} ± {cell[kind]['std']:.3f}" for kind in KINDS]
-        for cell in found
-=======
     return made(found, [report.origin(engine, plan)])
 
 
@@ -100,37 +72,11 @@ def made(cells: list[dict[str, Any]], origins: list[dict[str, Any]]) -> report.R
         [cell["task"], short(cell["length"]), f"{short(cell['from'])} to {short(cell['to'])}", str(cell["n"])]
         + [f"{cell[kind]['mean']:.3f} ± {cell[kind]['std']:.3f}" for kind in KINDS]
         for cell in cells
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     ]
     table = report.markdown(["task", "length", "separation", "inputs", *KINDS], rows)
     notes = [
         "Accuracy of the probe on inputs that it has not seen, mean and standard deviation over folds; chance is 0.5."
     ]
-<<<<<<< HEAD
-    return report.Report({"cells": found}, table, drawn(found), [report.origin(engine, plan)], notes)
-
-
-def drawn(cells: list[dict[str, Any]]) -> Any:
-    """Separations at the middle of their logarithms; bands of one standard deviation."""
-    made, (panel,) = figure.panels(1, 1, width=4.8, height=3.4)
-    panel.axhline(0.5, color="#777777", linewidth=0.8)
-    for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in cells):
-        here = [cell for cell in cells if (cell["task"], cell["length"]) == (task, length)]
-        places = [(cell["from"] * cell["to"]) ** 0.5 for cell in here]
-        for kind in KINDS:
-            mean, std = ([cell[kind][key] for cell in here] for key in ("mean", "std"))
-            panel.plot(places, mean, LINES[task], color=COLORS[kind], marker="o", markersize=4, label=f"{task}: {kind}")
-            low, high = ([a + sign * b for a, b in zip(mean, std, strict=True)] for sign in (-1, 1))
-            panel.fill_between(places, low, high, color=COLORS[kind], alpha=0.13, linewidth=0)
-    panel.set_xscale("log", base=2)
-    edges = sorted({cell[key] for cell in cells for key in ("from", "to")})
-    panel.set_xticks(edges, [short(edge) for edge in edges])
-    panel.minorticks_off()
-    panel.set_xlabel("entries apart")
-    panel.set_ylabel("accuracy")
-    figure.one_legend(made, [panel])
-    return made
-=======
     return report.Report({"cells": cells}, table, drawn(cells), origins, notes)
 
 
@@ -156,4 +102,3 @@ def drawn(cells: list[dict[str, Any]]) -> Any:
         panel.set_title(f"{group[0]}, {short(group[1])} tokens")
     figure.one_legend(whole_figure, panels)
     return whole_figure
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8

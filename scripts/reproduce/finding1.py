@@ -52,11 +52,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     methods = [engine.using(context=f"shifted{by}") for by in NAMES]
     plan = {"methods": {NAMES[by]: one.settings() for by, one in zip(NAMES, methods, strict=True)}}
     plan |= {"seed": chosen.seed, "max_new": chosen.max_new}
-<<<<<<< HEAD
-    taken = Taken("offline", **report.origin(engine, plan))
-=======
     taken = Taken("offline", origins=[report.origin(engine, plan)])
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     for one in (
         one for task in chosen.tasks for cell in cells(engine, chosen, task, chosen.lengths)[0] for one in cell.inputs
     ):
@@ -87,11 +83,7 @@ def made(taken: Taken) -> report.Report:
         [group, str(cell["n"]), *(shown(one, digits=3) for one in cell["a"].values())] for group, cell in cells.items()
     ]
     below = [name for name, one in cells["all"]["change"].items() if one["high"] < 0]
-<<<<<<< HEAD
-    drawn, (panel,) = figure.panels(1, 1, width=4.4, height=3.0)
-=======
     drawn, (panel,) = figure.panels(1, 1, width=4.8, height=3.0)
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     for group, cell in cells.items():
         points = [(max(by, 256), cell["a"][NAMES[by]]) for by in NAMES]
         figure.by_length(panel, points, group.split()[0], intervals=group == "all")
@@ -99,11 +91,7 @@ def made(taken: Taken) -> report.Report:
     panel.set_xticks([256, *MOVED], [NAMES[by] for by in NAMES])
     panel.minorticks_off()
     panel.set_xlabel("positions that the draft block is moved by")
-<<<<<<< HEAD
-    panel.set_ylabel("accepted share of the drafts")
-=======
     panel.set_ylabel("accepted share")
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     panel.set_ylim(bottom=0)
     figure.one_legend(drawn, [panel])
     notes = [
@@ -112,11 +100,7 @@ def made(taken: Taken) -> report.Report:
     notes.append(report.sample(taken))
     results = {"cells": cells, "requests": [vars(each) for each in taken.requests]}
     return report.Report(
-<<<<<<< HEAD
-        results, report.markdown(["requests", "n", *NAMES.values()], rows), drawn, [taken.origin], notes
-=======
         results, report.markdown(["requests", "n", *NAMES.values()], rows), drawn, taken.origins, notes
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
     )
 
 

@@ -60,11 +60,7 @@ def without_paths(words: Iterable[str]) -> list[str]:
 
 def origin(engine: Engine, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Of a measurement that is made now: what it was asked for, and where."""
-<<<<<<< HEAD
-    return dict(json.loads(json.dumps({"plan": plan, "files": [{"env": environment(engine)}]})))
-=======
     return dict(json.loads(json.dumps({"plan": plan, "env": environment(engine)})))
->>>>>>> 487c7cf0669e49736788bcf5ebd5a681f1ba47f8
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
