@@ -11,6 +11,7 @@ import torch
 
 # Elements from one row to the next: twice this is beyond 2 ** 32, and no part of it is 0 when cut to 32 bits.
 FAR = 2**31 + 64 * 48
+BEFORE = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
 
 
@@ -24,6 +25,6 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32, scanned: bool = False
 
 
 def apart(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x whose rows lie FAR from each other."""
-    space = empty((len(x) - 1) * FAR + x[0].numel())
-    return space.as_strided(x.shape, (FAR, *x.contiguous().stride()[1:])).copy_(x)
+    """A copy of x whose rows lie FAR from each other. An offset that was cut to 32 bits still finds memory."""
+    space = empty(BEFORE + (len(x) - 1) * FAR + x[0].numel())
+    return space.as_strided(x.shape, (FAR, *x.contiguous().stride()[1:]), BEFORE).copy_(x)

@@ -38,11 +38,11 @@ def environment(version: str, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
 
 
-def interpreted(file: str, version: str, *arguments: str) -> None:
-    """Run the tests of ``tests/interpreted/FILE`` with kernels that Triton interprets, which it decides as it reads
-    them: hence the process. Fails with what pytest says."""
+def interpreted(file: str, *arguments: str) -> None:
+    """Run the tests of ``tests/interpreted/FILE`` with kernels that the newest Triton interprets, which it decides as it
+    reads them: hence the process. Fails with what pytest says."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/interpreted/{file}", *arguments]
-    variables = environment(version, TRITON_INTERPRET="1")
+    variables = environment(NEWEST, TRITON_INTERPRET="1")
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
 
