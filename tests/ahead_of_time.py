@@ -216,7 +216,7 @@ def cuda_result(architectures: Sequence[int]) -> dict[str, Any]:
     nvcc = find_nvcc()
     assert nvcc is not None, "no nvcc: it comes with the CUDA toolkit"
     found: Table = {}
-    for source in sorted((ROOT / "csrc").glob("*.cu")):
+    for source in sorted((ROOT / "csrc").rglob("*.cu")):
         for sm in architectures:
             for name, numbers in cuda_measured(source, sm, nvcc).items():
                 found.setdefault(name, {}).update(numbers)

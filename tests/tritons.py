@@ -39,8 +39,8 @@ def environment(version: str, **more: str) -> dict[str, str]:
 
 
 def interpreted(file: str, *arguments: str) -> None:
-    """Run the tests of ``tests/interpreted/FILE`` with kernels that the newest Triton interprets, which it decides as it
-    reads them: hence the process. Fails with what pytest says."""
+    """Run the tests of ``tests/interpreted/FILE`` with kernels that the newest Triton interprets, which it decides as
+    it reads them: hence the process. Fails with what pytest says."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/interpreted/{file}", *arguments]
     variables = environment(NEWEST, TRITON_INTERPRET="1")
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
