@@ -46,37 +46,64 @@ Table = dict[str, dict[str, Numbers]]  # configuration -> architecture -> number
 
 
 def configurations(sm: int) -> dict[str, Any]:
-    """Every launch that a Triton kernel says it makes on an architecture, by OPERATOR/NAME."""
+    """Everything that Triton kernels may be asked for on an architecture, by OPERATOR/NAME: a :class:`jit.Launch`, or
+    an object that spells out ``name``, ``signature``, ``constants``, ``aligned`` arguments, ``warps`` and ``stages``.
+    """
     import foldspec.kernels
 
-    found = {}
+    found: dict[str, Any] = {}
     for package in pkgutil.iter_modules(foldspec.kernels.__path__, "foldspec.kernels."):
         if package.ispkg and importlib.util.find_spec(f"{package.name}.triton"):
-            launches = importlib.import_module(f"{package.name}.triton").configurations(sm)
-            found.update({f"{package.name.rpartition('.')[2]}/{name}": launch for name, launch in launches.items()})
+            some = importlib.import_module(f"{package.name}.triton").configurations(sm)
+            named = some if isinstance(some, dict) else {each.name: each for each in some}
+            found.update({f"{package.name.rpartition('.')[2]}/{name}": each for name, each in named.items()})
     return found
 
 
-def measured(launch: Any, sm: int, kept: Path = KEPT) -> Numbers:
-    """What a launch takes of an architecture. Calls Triton: in a process without ``TRITON_INTERPRET``."""
+def product_rows(configuration: Any) -> int:
+    if hasattr(configuration, "signature"):
+        return int(configuration.constants.get("BLOCK_M", 0))
+    return int(configuration.product)
+
+
+def measured(configuration: Any, sm: int, kept: Path = KEPT) -> Numbers:
+    """What it takes of an architecture. Calls Triton: in a process without ``TRITON_INTERPRET``."""
     import triton
     from triton.backends.compiler import GPUTarget
+
+    target, product = GPUTarget("cuda", sm, 32), product_rows(configuration)
+    source, options = (_spelt if hasattr(configuration, "signature") else _bound)(configuration, target)
+    compiled = triton.compile(source, target=target, options=options)
+    numbers: Numbers = _kept(
+        kept / f"{compiled.hash}-{bool(product)}.json",
+        lambda: {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"], bool(product)),
+    )
+    return numbers
+
+
+def _bound(launch: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """The source that a launch is specialised to, by Triton's own code, and options."""
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    target, kernel = GPUTarget("cuda", sm, 32), launch.kernel
-    backend = make_backend(target)
+    kernel, backend = launch.kernel, make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialised, _ = bind(**launch.arguments, **launch.options)
     options, signature, constants, attributes = kernel._pack_args(
         backend, dict(launch.options), bound, specialised, launch.options
     )
-    source = ASTSource(kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=target, options=options.__dict__)
-    return _kept(
-        kept / f"{compiled.hash}-{launch.product}.json",
-        lambda: {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"], bool(launch.product)),
-    )
+    return ASTSource(kernel, signature, constants, attributes), options.__dict__
+
+
+def _spelt(configuration: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """The same of one whose launch specialises nothing but what it says."""
+    from triton.compiler import ASTSource
+
+    kernel, constants = configuration.kernel, configuration.constants
+    signature = {name: configuration.signature.get(name, "constexpr") for name in kernel.arg_names}
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in configuration.aligned}
+    options = {"num_warps": configuration.warps, "num_stages": configuration.stages, "enable_fp_fusion": True}
+    return ASTSource(kernel, signature, dict(constants), aligned), options
 
 
 def _kept(path: Path, measure: Callable[[], Any]) -> Any:
@@ -206,7 +233,7 @@ def triton_result(architectures: Sequence[int], only: Sequence[str] | None) -> d
         launches = configurations(sm)
         for name in launches if only is None else only:
             found.setdefault(name, {})[f"sm_{sm}"] = measured(launches[name], sm)
-            if launches[name].product >= 64:
+            if product_rows(launches[name]) >= 64:
                 wide.add(name)
     return {"version": f"triton {triton.__version__}", "found": found, "wide": sorted(wide)}
 
