@@ -35,7 +35,7 @@ SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448}
 REGISTERS = 255  # of a thread
 GROWTH = 1.1  # more than that much of what the budget says is too much
 
-NVCC_FLAGS = ("-std=c++17", "-O3", "-Xptxas=-v")
+NVCC_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-Xptxas=-v")
 PTXAS = (  # what it says of a kernel
     r"Compiling entry function '(\w+)'"
     r".*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers(.*?)\n"
