@@ -23,8 +23,8 @@ from foldspec.kernels.rotate_append import Slots, triton_kernels
 from foldspec.kernels.rotate_append.device import Move, page_slots, ring_slots
 
 KERNELS = Kernels("triton")
-DTYPES = (torch.float32, torch.bfloat16)
-CLOSE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}  # of the norm of what float64 gives
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CLOSE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # of the norm of what float64 gives
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +180,7 @@ def norm_is_right(width: int, dtype: torch.dtype, weights: torch.dtype) -> None:
     assert torch.equal(KERNELS.rms_norm(rows[3], weight, 1e-2), found[1, 0])
 
 
-@pytest.mark.parametrize(("dtype", "weights"), [(DTYPES[0], DTYPES[0]), (DTYPES[1], DTYPES[1]), (DTYPES[1], DTYPES[0])])
+@pytest.mark.parametrize(("dtype", "weights"), [*zip(DTYPES, DTYPES, strict=True), (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize("width", [1, 7, 32, 72])
 def test_the_norm(width: int, dtype: torch.dtype, weights: torch.dtype) -> None:
     norm_is_right(width, dtype, weights)
