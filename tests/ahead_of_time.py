@@ -47,7 +47,7 @@ Table = dict[str, dict[str, Numbers]]  # configuration -> architecture -> number
 
 def configurations(sm: int) -> dict[str, Any]:
     """Everything that Triton kernels may be asked for on an architecture, by OPERATOR/NAME: a :class:`jit.Launch`, or
-    an object that spells out ``name``, ``signature``, ``constants``, ``aligned`` arguments, ``warps`` and ``stages``.
+    an object that spells out ``name``, ``kernel``, ``signature``, ``constants``, ``aligned`` and ``options``.
     """
     import foldspec.kernels
 
@@ -102,8 +102,7 @@ def _spelt(configuration: Any, target: Any) -> tuple[Any, dict[str, Any]]:
     kernel, constants = configuration.kernel, configuration.constants
     signature = {name: configuration.signature.get(name, "constexpr") for name in kernel.arg_names}
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in configuration.aligned}
-    options = {"num_warps": configuration.warps, "num_stages": configuration.stages, "enable_fp_fusion": True}
-    return ASTSource(kernel, signature, dict(constants), aligned), options
+    return ASTSource(kernel, signature, dict(constants), aligned), dict(configuration.options)
 
 
 def _kept(path: Path, measure: Callable[[], Any]) -> Any:

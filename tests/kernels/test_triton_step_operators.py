@@ -6,4 +6,4 @@ from tritons import interpreted
 
 
 def test_step_operators() -> None:
-    interpreted("test_step_operators.py")
+    interpreted("not slow", "tests/interpreted/test_step_operators.py")
