@@ -128,7 +128,7 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
     for i in range(0, len(reads), 2):
         a, b = reads[i], reads[min(i + 1, len(reads) - 1)]
         here = sum(splits[i : i + 2])
-        pair = [(x, y) for x, y in zip(_numbers(a), _numbers(b), strict=True)]
+        pair = list(zip(*(_numbers(read, constants["ALIGN"]) for read in (a, b)), strict=True))
         kernels.split[here, across, requests](
             o_part,
             *_tensors(a),
@@ -186,11 +186,11 @@ def _tensors(read: DeviceRead) -> tuple[torch.Tensor, ...]:
     return read.q, read.keys, read.values, read.key_table, read.value_table, read.first, read.last
 
 
-def _numbers(read: DeviceRead) -> tuple[int, ...]:
+def _numbers(read: DeviceRead, align: int) -> tuple[int, ...]:
     """Page bits, ring, and strides, as the kernel lists them."""
     tables = read.key_table.stride(0), read.value_table.stride(0)
-    rest = *read.q.stride()[:3], *read.keys.stride()[:2], *read.values.stride()[:2]
-    return read.page.bit_length() - 1, read.ring, *tables, *rest
+    strides = *read.q.stride()[:3], *read.keys.stride()[:2], *read.values.stride()[:2]
+    return read.page.bit_length() - 1, read.ring, *tables, *(stride // align for stride in strides)
 
 
 # ---------------------------------------------------------------------------------------------- the operator's own form

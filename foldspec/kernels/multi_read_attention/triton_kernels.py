@@ -13,11 +13,11 @@ __all__ = ["merge", "split"]
 
 
 # No variant of a kernel for a number or an address that happens to be 1 or a multiple of 16: what was compiled ahead of
-# time is all that there is. The first argument is a buffer of our own; ALIGN says what is known of the others.
-ALL_BUT_THE_FIRST = tuple(range(1, 99))
+# time is all that there is. So no argument is specialised but the first, a buffer of our own; ALIGN says what is known of
+# the others.
 
 
-@triton.jit(do_not_specialize=ALL_BUT_THE_FIRST)
+@triton.jit(do_not_specialize=range(1, 47))
 def split(
     o_part,
     q_a,
@@ -134,17 +134,11 @@ def split(
         v_head = v_head_b
         index = s - splits_a
         count = splits - splits_a
-    # what the choice between two made the compiler forget: rows begin at multiples of 16 bytes
-    q_base = tl.multiple_of(q_base, ALIGN)
-    k_base = tl.multiple_of(k_base, ALIGN)
-    v_base = tl.multiple_of(v_base, ALIGN)
-    q_request = tl.multiple_of(q_request, ALIGN)
-    q_row = tl.multiple_of(q_row, ALIGN)
-    q_head = tl.multiple_of(q_head, ALIGN)
-    k_slot = tl.multiple_of(k_slot, ALIGN)
-    k_head = tl.multiple_of(k_head, ALIGN)
-    v_slot = tl.multiple_of(v_slot, ALIGN)
-    v_head = tl.multiple_of(v_head, ALIGN)
+    # strides come in units of ALIGN elements, bases stay at multiples of ALIGN bytes: the choice between two reads makes
+    # the compiler forget whatever else it may know
+    q_base = tl.multiple_of(q_base + request.to(tl.int64) * q_request * ALIGN, ALIGN)
+    k_base = tl.multiple_of(k_base + head.to(tl.int64) * k_head * ALIGN, ALIGN)
+    v_base = tl.multiple_of(v_base + head.to(tl.int64) * v_head * ALIGN, ALIGN)
 
     i = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = i // group
@@ -166,10 +160,10 @@ def split(
 
     d = tl.arange(0, BLOCK_D)
     c = part * BLOCK_V + tl.arange(0, BLOCK_V)
-    q_at = request.to(tl.int64) * q_request + row.to(tl.int64) * q_row + (head * group + i % group) * q_head
+    q_at = (row.to(tl.int64) * q_row + (head * group + i % group) * q_head) * ALIGN
     q = tl.load(q_base + q_at[:, None] + d[None, :], mask=there[:, None] & (d < WIDTH)[None, :], other=0.0)
-    k_base += head.to(tl.int64) * k_head
-    v_base += head.to(tl.int64) * v_head
+    k_step = k_slot * ALIGN
+    v_step = v_slot * ALIGN
     # a ring is one page of any length that starts again at its beginning
     page_mask = (1 << bits) - 1
     page = 1 << bits
@@ -187,9 +181,9 @@ def split(
         inside = j < end
         key_entry = (j - origin) & key_mask
         key_entry = tl.where(key_entry >= wrap, key_entry - wrap, key_entry)
-        key_slot = tl.load(key_table + (j >> key_bits), mask=inside, other=0).to(tl.int64) * key_page + key_entry
+        key_slot = tl.load(key_table + (j >> key_bits), mask=inside, other=0) * key_page + key_entry
         k = tl.load(
-            k_base + (key_slot * k_slot)[:, None] + d[None, :],
+            k_base + (key_slot.to(tl.int64) * k_step)[:, None] + d[None, :],
             mask=inside[:, None] & (d < WIDTH)[None, :],
             other=0.0,
         )
@@ -202,9 +196,9 @@ def split(
         shrink = tl.exp2(top - safe)
         mass = mass * shrink + tl.sum(p, 1)
         top = above
-        value_slot = tl.load(value_table + (j >> bits), mask=inside, other=0).to(tl.int64) * page + (j & page_mask)
+        value_slot = tl.load(value_table + (j >> bits), mask=inside, other=0) * page + (j & page_mask)
         v = tl.load(
-            v_base + (value_slot * v_slot)[:, None] + c[None, :],
+            v_base + (value_slot.to(tl.int64) * v_step)[:, None] + c[None, :],
             mask=inside[:, None] & (c < VALUE_WIDTH)[None, :],
             other=0.0,
         )
@@ -233,7 +227,7 @@ def _read(lse, at, begin, end, exponent):
     return mass, tl.where(empty, float("-inf"), exponent * mass)
 
 
-@triton.jit(do_not_specialize=ALL_BUT_THE_FIRST)
+@triton.jit(do_not_specialize=range(1, 17))
 def merge(
     o_part,
     lse_part,
@@ -277,20 +271,20 @@ def merge(
     query = head * group + i % group
     first = (request * kv_heads + head).to(tl.int64) * places * rows * group + i
 
-    at = tl.arange(0, MOST)[None, :]
+    place = tl.arange(0, MOST)[None, :]
     found = tl.load(
-        lse_part + first[:, None] + at * (rows * group),
-        mask=there[:, None] & (at < places),
+        lse_part + first[:, None] + place * (rows * group),
+        mask=there[:, None] & (place < places),
         other=float("-inf"),
     )
-    mass_0, z_0 = _read(found, at, 0, end_0, exponent_0)
+    mass_0, z_0 = _read(found, place, 0, end_0, exponent_0)
     mass_1, z_1, mass_2, z_2 = mass_0, z_0, mass_0, z_0
     top = z_0
     if READS > 1:
-        mass_1, z_1 = _read(found, at, end_0, end_1, exponent_1)
+        mass_1, z_1 = _read(found, place, end_0, end_1, exponent_1)
         top = tl.maximum(top, z_1)
     if READS > 2:
-        mass_2, z_2 = _read(found, at, end_1, end_2, exponent_2)
+        mass_2, z_2 = _read(found, place, end_1, end_2, exponent_2)
         top = tl.maximum(top, z_2)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.exp2(z_0 - top)
@@ -301,20 +295,20 @@ def merge(
     total = tl.where(total > 0.0, total, 1.0)
 
     if part == 0:
-        to = lse + (request.to(tl.int64) * rows + row) * (kv_heads * group) + query
+        lse_to = lse + (request.to(tl.int64) * rows + row) * (kv_heads * group) + query
         each = requests.to(tl.int64) * rows * kv_heads * group
-        tl.store(to, mass_0 * 0.6931471805599453, mask=there)
+        tl.store(lse_to, mass_0 * 0.6931471805599453, mask=there)
         if READS > 1:
-            tl.store(to + each, mass_1 * 0.6931471805599453, mask=there)
+            tl.store(lse_to + each, mass_1 * 0.6931471805599453, mask=there)
         if READS > 2:
-            tl.store(to + 2 * each, mass_2 * 0.6931471805599453, mask=there)
+            tl.store(lse_to + 2 * each, mass_2 * 0.6931471805599453, mask=there)
 
     c = part * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = c < VALUE_WIDTH
     o = tl.zeros([ROWS, BLOCK_V], tl.float32)
     for begin in range(0, places, CHUNK):
         at = begin + tl.arange(0, CHUNK)[None, :]
-        found = tl.load(
+        own = tl.load(
             lse_part + first[:, None] + at * (rows * group),
             mask=there[:, None] & (at < places),
             other=float("-inf"),
@@ -328,8 +322,8 @@ def merge(
         if READS > 2:
             mass = tl.where(at < end_1, mass, mass_2[:, None])
             z = tl.where(at < end_1, z, z_2[:, None])
-        some = found > float("-inf")
-        share = tl.exp2(tl.where(some, found, 0.0) - tl.where(some, mass, 0.0))
+        some = own > float("-inf")
+        share = tl.exp2(tl.where(some, own, 0.0) - tl.where(some, mass, 0.0))
         weight = share * tl.exp2(z - top[:, None]) / total[:, None]
         averages = tl.load(
             o_part + ((first[:, None] + at * (rows * group)) * VALUE_WIDTH)[:, :, None] + c[None, None, :],
