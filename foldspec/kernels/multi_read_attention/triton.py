@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foldspec.kernels.multi_read_attention import Entries, Facts, Output, ReadArgs
+from foldspec.kernels.multi_read_attention import Facts, Output, ReadArgs
 from foldspec.kernels.multi_read_attention.device import DeviceOutput, DeviceRead
 
 __all__ = ["Configuration", "Tiles", "configurations", "device_attention", "multi_read_attention", "supports", "tiles"]
@@ -50,10 +50,20 @@ class Tiles(NamedTuple):
     stages: int
 
 
+# Entries of a tile, warps and stages, by head size: the fastest shapes for which the compiler spills no register.
+LARGE = {64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 8, 3), 512: (32, 8, 2)}  # data centre GPUs from sm_90 on
+SMALL = {**LARGE, 128: (32, 4, 3)}  # sm_80, and GPUs with its shared memory
+IN_FLOAT32 = {64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 8, 1), 512: (16, 8, 1)}  # for checks, not for speed
+
+
 def tiles(width: int, rows: int, dtype: torch.dtype, arch: int) -> Tiles:
     """For heads of ``width`` and so many query rows a kv head, on architecture ``arch`` (80, 90, ...)."""
-    tall = next((size for size in (16, 32) if rows <= size), 64)
-    return Tiles(tall, 64, 4, 2)
+    size = next(size for size in LARGE if width <= size)
+    large = 90 <= arch < 120
+    single = dtype == torch.float32
+    tallest = 32 if single or (size == WIDEST and not large) else 64
+    tall = next((tall for tall in (16, 32) if rows <= tall), tallest)
+    return Tiles(tall, *(IN_FLOAT32 if single else LARGE if large else SMALL)[size])
 
 
 def splits_of(read: DeviceRead, others: int) -> int:
@@ -115,7 +125,7 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
     requests, block, heads, width = q.shape
     kv_heads, value_width = reads[0].values.shape[1:]
     group = heads // kv_heads
-    tile = tiles(width, block * group, q.dtype, _arch(q.device))
+    tile = tiles(max(width, value_width), block * group, q.dtype, _arch(q.device))
     constants = _constants(width, value_width, tile, _aligned(reads))
     across = -(-block * group // tile.rows) * kv_heads * constants["PARTS"]
     splits = [read.splits or splits_of(read, across * requests) for read in reads]
@@ -319,10 +329,11 @@ def configurations(arch: int) -> list[Configuration]:
         if dtype == torch.float16:
             continue  # as bf16
         for width in (64, 128, 256, 512):
-            for rows in (16, 32, 64):
-                tile = tiles(width, rows, dtype, arch)
+            for tile in dict.fromkeys(tiles(width, rows, dtype, arch) for rows in (16, 32, 64)):
                 constants = _constants(width, width, tile, True)
-                found.append(_configuration(f"split {short} {width} x{tile.rows}", kernels.split, short, constants, tile))
+                found.append(
+                    _configuration(f"split {short} {width} x{tile.rows}", kernels.split, short, constants, tile)
+                )
             for reads in (1, 2):
                 constants = _merge_constants(width, reads)
                 name = f"merge {short} {width} of {reads}"
