@@ -1,5 +1,5 @@
-"""Triton kernels: the tests of ``interpreted/``, in a process where kernels are interpreted, and the operator's own tests
-for them there; when they are chosen, and what they say where they are not."""
+"""Triton kernels: the tests of ``interpreted/``, in a process where kernels are interpreted, and the operator's own
+tests for them there; when they are chosen, and what they say where they are not."""
 
 from __future__ import annotations
 

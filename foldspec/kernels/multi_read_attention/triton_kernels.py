@@ -13,8 +13,8 @@ __all__ = ["merge", "split"]
 
 
 # No variant of a kernel for a number or an address that happens to be 1 or a multiple of 16: what was compiled ahead of
-# time is all that there is. So no argument is specialised but the first, a buffer of our own; ALIGN says what is known of
-# the others.
+# time is all that there is. So no argument is specialised but the first, a buffer of our own; ALIGN says what is known
+# of the others.
 
 
 @triton.jit(do_not_specialize=range(1, 47))
@@ -134,8 +134,8 @@ def split(
         v_head = v_head_b
         index = s - splits_a
         count = splits - splits_a
-    # strides come in units of ALIGN elements, bases stay at multiples of ALIGN bytes: the choice between two reads makes
-    # the compiler forget whatever else it may know
+    # strides come in units of ALIGN elements, and bases stay at multiples of ALIGN bytes: the choice between two reads
+    # makes the compiler forget whatever else it may know
     q_base = tl.multiple_of(q_base + request.to(tl.int64) * q_request * ALIGN, ALIGN)
     k_base = tl.multiple_of(k_base + head.to(tl.int64) * k_head * ALIGN, ALIGN)
     v_base = tl.multiple_of(v_base + head.to(tl.int64) * v_head * ALIGN, ALIGN)
@@ -178,15 +178,15 @@ def split(
     o = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for at in range(begin, end, BLOCK_N):
         j = at + tl.arange(0, BLOCK_N)
-        inside = j < end
-        key_entry = (j - origin) & key_mask
+        entry = tl.minimum(j, end - 1)  # nothing behind the last one is loaded: it may be anything
+        key_entry = (entry - origin) & key_mask
         key_entry = tl.where(key_entry >= wrap, key_entry - wrap, key_entry)
-        key_slot = tl.load(key_table + (j >> key_bits), mask=inside, other=0) * key_page + key_entry
-        k = tl.load(
-            k_base + (key_slot.to(tl.int64) * k_step)[:, None] + d[None, :],
-            mask=inside[:, None] & (d < WIDTH)[None, :],
-            other=0.0,
-        )
+        key_slot = tl.load(key_table + (entry >> key_bits)) * key_page + key_entry
+        k_at = k_base + (key_slot.to(tl.int64) * k_step)[:, None] + d[None, :]
+        if WIDTH == BLOCK_D:
+            k = tl.load(k_at)
+        else:
+            k = tl.load(k_at, mask=(d < WIDTH)[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         seen = (j[None, :] >= row_first[:, None]) & (j[None, :] < row_last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -196,12 +196,12 @@ def split(
         shrink = tl.exp2(top - safe)
         mass = mass * shrink + tl.sum(p, 1)
         top = above
-        value_slot = tl.load(value_table + (j >> bits), mask=inside, other=0) * page + (j & page_mask)
-        v = tl.load(
-            v_base + (value_slot.to(tl.int64) * v_step)[:, None] + c[None, :],
-            mask=inside[:, None] & (c < VALUE_WIDTH)[None, :],
-            other=0.0,
-        )
+        value_slot = tl.load(value_table + (entry >> bits)) * page + (entry & page_mask)
+        v_at = v_base + (value_slot.to(tl.int64) * v_step)[:, None] + c[None, :]
+        if VALUE_WIDTH == BLOCK_V * PARTS:
+            v = tl.load(v_at)
+        else:
+            v = tl.load(v_at, mask=(c < VALUE_WIDTH)[None, :], other=0.0)
         o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="tf32x3")
 
     # by count: what a row without entries has as its mass is no one's promise
