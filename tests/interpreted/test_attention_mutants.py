@@ -37,7 +37,6 @@ MUTANTS = [
     Mutant("what lies behind the last entry is loaded", "tl.minimum(j, end - 1)", "tl.minimum(j, end)"),
     Mutant("the far read has the near one's scale", "scale = scale_b", "scale = scale_a"),
     Mutant("an empty split has a mass", 'tl.full([BLOCK_M], float("-inf"), tl.float32), mask', "0.0 * row, mask"),
-    Mutant("an empty row has entries", "full = tl.maximum(row_first, begin) <", "full = 0 * row_first <"),
     Mutant("far splits count near ones", "count = splits - splits_a", "count = splits", PLAIN, (1, 3)),
     Mutant("far splits begin late", "index = s - splits_a", "index = s"),
     Mutant("a split ends where its last block does", "end = tl.minimum(begin + each, high)", "end = begin + each"),

@@ -17,6 +17,7 @@ import native
 import pytest
 import tiny
 import torch
+from interpreting import INTERPRETED
 from native import INSTRUCTIONS
 
 from foldspec.cache.paged import PagedCache, TargetSpec
@@ -32,11 +33,12 @@ from foldspec.noise import Noise
 # Elements from one row to the next: twice this is beyond 2 ** 32, and no part of it is 0 when cut to 32 bits.
 FAR = 2**31 + 64 * 48
 RUNS = [*INSTRUCTIONS, "reference"]
+READERS = [*INSTRUCTIONS, "cpu", "reference"] if not INTERPRETED else ["triton"]  # that in test_triton.py
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
 
 
 def run_of(name: str) -> Kernels:
-    return tiny.kernels_of(name) if name in ("reference", "cpu") else native.kernels(name)
+    return native.kernels(name) if name in INSTRUCTIONS else tiny.kernels_of(name)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32, scanned: bool = False) -> torch.Tensor:
@@ -60,7 +62,7 @@ def apart(x: torch.Tensor) -> torch.Tensor:
 
 def same(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Bit for bit in the compiled kernels; torch may add up in another order when memory lies otherwise."""
-    tolerance = 2e-5 if name in ("reference", "cpu") else 0.0
+    tolerance = 0.0 if name in INSTRUCTIONS else 2e-5
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
@@ -116,7 +118,7 @@ def pool(kind: str) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("kind", ["slots far apart", "heads far apart", "slots far out"])
-@pytest.mark.parametrize("name", [*INSTRUCTIONS, "cpu", "reference"])
+@pytest.mark.parametrize("name", READERS)
 def test_entries_far_apart_and_far_out(name: str, kind: str) -> None:
     """Two reads, as FOLD has them, of which one begins in the middle."""
     run, (keys, first), (values, _) = run_of(name), pool(kind), pool(kind)

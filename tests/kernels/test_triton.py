@@ -37,7 +37,8 @@ def test_interpreted_at_length() -> None:
 
 
 def test_the_operators_own_tests() -> None:
-    interpreted("not slow", "tests/kernels/test_multi_read_attention.py", "-k", "triton or every_version")
+    files = "tests/kernels/test_multi_read_attention.py", "tests/kernels/test_offsets.py"
+    interpreted("not slow", *files, "-k", "triton or every_version")
 
 
 GPU = Facts("cuda", torch.bfloat16, 128, 128)
@@ -65,6 +66,18 @@ def test_what_it_does_not_do(facts: Facts, reason: str) -> None:
     assert triton.supports(facts) == reason
     with pytest.raises(UsageError, match=f"triton: {reason}"):
         Kernels("triton").choose("multi_read_attention", facts)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_what_is_compiled_ahead_is_all_there_is(arch: int) -> None:
+    """Every argument has its type or its value, and no variant is made for what a number happens to be."""
+    known = triton.configurations(arch)
+    assert len({configuration.name for configuration in known}) == len(known)
+    for one in known:
+        assert [name for name in one.kernel.arg_names if name not in one.constants] == list(one.signature)
+        for parameter in one.kernel.params:
+            free = parameter.name in one.aligned or parameter.is_constexpr
+            assert parameter.do_not_specialize == (not free), parameter.name
 
 
 def test_it_may_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# Entries of a tile, warps and stages, by head size: the fastest shapes for which the compiler spills no register.
+# Entries of a tile, warps and stages, by head size: of the shapes tried, large ones without spilled registers.
 LARGE = {64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 8, 3), 512: (32, 8, 2)}  # 64 rows, from sm_90 on
 SMALL = {**LARGE, 128: (32, 4, 3)}  # fewer rows, or sm_80
 IN_FLOAT32 = {64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 8, 1), 512: (16, 8, 1)}  # for checks, not for speed
@@ -66,11 +66,11 @@ def tiles(width: int, rows: int, dtype: torch.dtype, arch: int) -> Tiles:
     return Tiles(tall, *(IN_FLOAT32 if single else LARGE if large and tall == 64 else SMALL)[size])
 
 
-def splits_of(read: DeviceRead, others: int) -> int:
+def splits_of(read: DeviceRead, others: int, most: int) -> int:
     """How many splits a read has that names none, where ``others`` programs work side by side in each: as few as fill
-    the GPU, for the entries that there may be."""
-    most = max(1, (read.ring or read.entries) // FEWEST_ENTRIES)
-    fitting = [count for count in SPLITS if count <= most]
+    the GPU, for the entries that there may be, and at most ``most``."""
+    most = min(most, (read.ring or read.entries) // FEWEST_ENTRIES)
+    fitting = [count for count in SPLITS if count <= max(1, most)]
     return next((count for count in fitting if count * others >= PROGRAMS), fitting[-1])
 
 
@@ -107,6 +107,12 @@ def _merge_constants(value_width: int, reads: int, rows: int = 1) -> dict[str, i
     }
 
 
+def _options(warps: int, stages: int) -> dict[str, Any]:
+    """As launches and the gate have them. Without a number, the compiler may keep to 128 registers and spill the rest;
+    whether products and sums are fused does not change with a version of Triton."""
+    return {"num_warps": warps, "num_stages": stages, "maxnreg": 255, "enable_fp_fusion": True}
+
+
 def _aligned(reads: Sequence[DeviceRead]) -> bool:
     """Whether all rows of q, keys and values begin at multiples of 16 bytes, and 16 elements apart."""
     return all(
@@ -128,60 +134,59 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
     tile = tiles(max(width, value_width), block * group, q.dtype, _arch(q.device))
     constants = _constants(width, value_width, tile, _aligned(reads))
     across = -(-block * group // tile.rows) * kv_heads * constants["PARTS"]
-    splits = [read.splits or splits_of(read, across * requests) for read in reads]
+    splits = [read.splits or splits_of(read, across * requests, MOST_PLACES // len(reads)) for read in reads]
     places = sum(splits)
     assert places <= MOST_PLACES, "too many splits for one merge"
 
-    wide = {"dtype": torch.float32, "device": q.device}
-    o_part = torch.empty(requests, kv_heads, places, block * group, value_width, **wide)
-    lse_part = torch.empty(requests, kv_heads, places, block * group, **wide)
-    for i in range(0, len(reads), 2):
-        a, b = reads[i], reads[min(i + 1, len(reads) - 1)]
-        here = sum(splits[i : i + 2])
-        pair = list(zip(*(_numbers(read, constants["ALIGN"]) for read in (a, b)), strict=True))
-        kernels.split[here, across, requests](
-            o_part,
-            *_tensors(a),
-            *_tensors(b),
-            lse_part,
-            a.scale * math.log2(math.e),
-            b.scale * math.log2(math.e),
-            splits[i],
-            here,
-            sum(splits[:i]),
-            places,
-            block,
-            group,
-            *(number for numbers in pair for number in numbers),
-            kv_heads,
-            **constants,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+    empty = partial(torch.empty, dtype=torch.float32, device=q.device)
+    o_part = empty(requests, kv_heads, places, block * group, value_width)
+    lse_part = empty(requests, kv_heads, places, block * group)
     if out is None:
         out = torch.empty(requests, block, heads, value_width, dtype=q.dtype, device=q.device)
     assert out.stride(-1) == 1, "rows lie in one piece"
-    lse = torch.empty(len(reads), requests, block, heads, **wide)
+    lse = empty(len(reads), requests, block, heads)
     ends = [sum(splits[: i + 1]) for i in range(MOST_READS)]
     exponents = [read.exponent for read in reads] + [1.0] * (MOST_READS - len(reads))
     # interpreted, a program costs much and its size nothing
     merging = _merge_constants(value_width, len(reads), 1 if q.is_cuda else 64)
-    kernels.merge[-(-block * group // merging["ROWS"]), kv_heads * merging["PARTS"], requests](
-        o_part,
-        lse_part,
-        out,
-        lse,
-        *ends,
-        *exponents,
-        places,
-        block,
-        group,
-        *out.stride()[:3],
-        kv_heads,
-        **merging,
-        num_warps=4,
-        num_stages=1,
-    )
+    with torch.cuda.device_of(q):
+        for i in range(0, len(reads), 2):
+            a, b = reads[i], reads[min(i + 1, len(reads) - 1)]
+            here = sum(splits[i : i + 2])
+            pair = list(zip(*(_numbers(read, constants["ALIGN"]) for read in (a, b)), strict=True))
+            kernels.split[here, across, requests](
+                o_part,
+                *_tensors(a),
+                *_tensors(b),
+                lse_part,
+                a.scale * math.log2(math.e),
+                b.scale * math.log2(math.e),
+                splits[i],
+                here,
+                sum(splits[:i]),
+                places,
+                block,
+                group,
+                *(number for numbers in pair for number in numbers),
+                kv_heads,
+                **constants,
+                **_options(tile.warps, tile.stages),
+            )
+        kernels.merge[-(-block * group // merging["ROWS"]), kv_heads * merging["PARTS"], requests](
+            o_part,
+            lse_part,
+            out,
+            lse,
+            *ends,
+            *exponents,
+            places,
+            block,
+            group,
+            *out.stride()[:3],
+            kv_heads,
+            **merging,
+            **_options(4, 1),
+        )
     return DeviceOutput(out, lse)
 
 
@@ -230,7 +235,10 @@ def _together(column: Sequence[ReadArgs]) -> DeviceRead:
     """The reads of several requests as one; a page is a single entry."""
     device = column[0].q.device
     spans = [_spans(read.first, read.last) for read in column]
-    bounds = [_bounds(read.first, read.last, span, device) for read, span in zip(column, spans, strict=True)]
+    first, last = (
+        torch.stack([_bounds(read.first, read.last, span, device)[i] for read, span in zip(column, spans, strict=True)])
+        for i in range(2)
+    )
     longest = max(1, *(sum(last - first for first, last in span) for span in spans))
     key_table, value_table = (
         torch.stack([_slots(e.runs, span, longest, device) for e, span in zip(each, spans, strict=True)])
@@ -242,7 +250,8 @@ def _together(column: Sequence[ReadArgs]) -> DeviceRead:
         column[0].values.data,
         key_table,
         value_table,
-        *(torch.stack(bound) for bound in zip(*bounds, strict=True)),
+        first,
+        last,
         scale=column[0].scale,
         exponent=column[0].exponent,
         page=1,
@@ -296,7 +305,7 @@ def _bounds(
         else:
             found.append((0, 0))
     low, high = zip(*found, strict=True)
-    return tuple(torch.tensor(bound, dtype=torch.int32, device=device) for bound in (low, high))
+    return torch.tensor(low, dtype=torch.int32, device=device), torch.tensor(high, dtype=torch.int32, device=device)
 
 
 # -------------------------------------------------------------------------------------- what is compiled ahead of time
@@ -307,7 +316,7 @@ class Configuration:
     """A kernel as it is launched: what ``triton.compile`` needs to make the very same code without a GPU.
 
     ``signature`` names the type of every argument that is no constant; ``aligned`` lists those that begin at multiples
-    of 16 bytes (``tt.divisibility``), and nothing else is specialised.
+    of 16 bytes (``tt.divisibility``), and nothing else is specialised. ``options`` are the compiler's.
     """
 
     name: str
@@ -317,6 +326,10 @@ class Configuration:
     aligned: tuple[str, ...]
     warps: int
     stages: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return _options(self.warps, self.stages)
 
 
 def configurations(arch: int) -> list[Configuration]:
