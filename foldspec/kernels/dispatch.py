@@ -11,6 +11,7 @@ from foldspec.errors import UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
+from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.rotate_append import device as moving
 from foldspec.options import EngineOptions
 
@@ -20,6 +21,7 @@ __all__ = ["Choice", "Kernels"]
 OPERATORS: dict[str, Callable[[Library], Any]] = {
     "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
+    "device_attention": lambda library: device.device_candidates(),
     "linear": linear.candidates,
     "pack": pack.candidates,
     "rms_norm": rms_norm.candidates,
@@ -71,6 +73,13 @@ class Kernels:
         """One output a request, from its reads."""
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
+
+    def device_attention(
+        self, reads: Sequence[device.DeviceRead], out: torch.Tensor | None = None
+    ) -> device.DeviceOutput:
+        """The same where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
+        run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
+        return run(reads, out)
 
     def gated_delta(
         self,

@@ -14,6 +14,7 @@ import pytest
 import tiny
 import torch
 from far import FAR, apart, empty
+from interpreting import INTERPRETED
 from native import INSTRUCTIONS
 
 from foldspec.cache.paged import PagedCache, TargetSpec
@@ -27,10 +28,11 @@ from foldspec.kernels.rotate_append import Slots
 from foldspec.noise import Noise
 
 RUNS = [*INSTRUCTIONS, "reference"]
+READERS = [*INSTRUCTIONS, "cpu", "reference"] if not INTERPRETED else ["triton"]  # that in test_triton.py
 
 
 def run_of(name: str) -> Kernels:
-    return tiny.kernels_of(name) if name in ("reference", "cpu") else native.kernels(name)
+    return native.kernels(name) if name in INSTRUCTIONS else tiny.kernels_of(name)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -39,7 +41,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def same(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Bit for bit in the compiled kernels; torch may add up in another order when memory lies otherwise."""
-    tolerance = 2e-5 if name in ("reference", "cpu") else 0.0
+    tolerance = 0.0 if name in INSTRUCTIONS else 2e-5
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
@@ -95,7 +97,7 @@ def pool(kind: str) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("kind", ["slots far apart", "heads far apart", "slots far out"])
-@pytest.mark.parametrize("name", [*INSTRUCTIONS, "cpu", "reference"])
+@pytest.mark.parametrize("name", READERS)
 def test_entries_far_apart_and_far_out(name: str, kind: str) -> None:
     """Two reads, as FOLD has them, of which one begins in the middle."""
     run, (keys, first), (values, _) = run_of(name), pool(kind), pool(kind)
