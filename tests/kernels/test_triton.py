@@ -14,7 +14,6 @@ from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import Facts, triton
 
-
 ATTENTION = "tests/interpreted/test_device_attention.py", "tests/interpreted/test_attention_mutants.py"
 
 
