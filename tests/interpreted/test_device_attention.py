@@ -145,3 +145,14 @@ def test_requests_that_share_pools() -> None:
     for found, wanted in zip(triton.multi_read_attention(batch), reference.multi_read_attention(batch), strict=True):
         torch.testing.assert_close(found.out, wanted.out, atol=2e-6, rtol=0)
         torch.testing.assert_close(found.lse, wanted.lse, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_what_is_compiled_ahead_is_all_there_is(arch: int) -> None:
+    """Every argument has its type or its value, and no variant is made for what a number happens to be."""
+    known = triton.configurations(arch)
+    assert len({one.name for one in known}) == len(known)
+    for one in known:
+        assert [name for name in one.kernel.arg_names if name not in one.constants] == list(one.signature)
+        assert one.kernel.kwargs["do_not_specialize"] == range(1, len(one.signature))
+        assert one.aligned == (one.kernel.arg_names[0],)

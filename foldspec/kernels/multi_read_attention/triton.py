@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foldspec.kernels.jit import power_of_two, refusal
 from foldspec.kernels.multi_read_attention import Facts, Output, ReadArgs
 from foldspec.kernels.multi_read_attention.device import DeviceOutput, DeviceRead
 
@@ -24,21 +25,12 @@ SPLITS = (1, 8, 16, 32, 64)
 MOST_PLACES = 128  # splits of all reads together
 FEWEST_ENTRIES = 256  # a split of fewer is not worth its merge
 PROGRAMS = 256  # enough to fill a GPU: two each on 128 multiprocessors
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def supports(facts: Facts) -> str | None:
-    if facts.dtype not in DTYPES:
-        return f"computes in float32 and in half precision, not in {str(facts.dtype).removeprefix('torch.')}"
     if max(facts.key_width, facts.value_width) > WIDEST:
         return f"has heads of up to {WIDEST}, not {facts.key_width} and {facts.value_width}"
-    try:
-        import triton
-    except ImportError:
-        return "triton is not installed"
-    if facts.device != "cuda" and not triton.knobs.runtime.interpret:
-        return f"runs on a GPU, not on {facts.device}"
-    return None
+    return refusal(facts.device, facts.dtype)
 
 
 class Tiles(NamedTuple):
@@ -76,7 +68,7 @@ def splits_of(read: DeviceRead, others: int, most: int) -> int:
 
 def _parts(value_width: int) -> tuple[int, int]:
     """Columns of values in a program's tile, and the programs that share a tile's columns."""
-    block = max(16, 1 << (min(value_width, 256) - 1).bit_length())
+    block = power_of_two(min(max(value_width, 16), 256))
     return block, -(-value_width // block)
 
 
@@ -87,7 +79,7 @@ def _constants(width: int, value_width: int, tile: Tiles, aligned: bool) -> dict
         "VALUE_WIDTH": value_width,
         "BLOCK_M": tile.rows,
         "BLOCK_N": tile.entries,
-        "BLOCK_D": max(16, 1 << (width - 1).bit_length()),
+        "BLOCK_D": power_of_two(max(width, 16)),
         "BLOCK_V": block,
         "PARTS": parts,
         "ALIGN": 16 if aligned else 1,
@@ -95,7 +87,7 @@ def _constants(width: int, value_width: int, tile: Tiles, aligned: bool) -> dict
 
 
 def _merge_constants(value_width: int, reads: int, rows: int = 1) -> dict[str, int]:
-    block = min(128, max(16, 1 << (value_width - 1).bit_length()))
+    block = power_of_two(min(max(value_width, 16), 128))
     return {
         "READS": reads,
         "VALUE_WIDTH": value_width,
@@ -338,9 +330,7 @@ def configurations(arch: int) -> list[Configuration]:
     from foldspec.kernels.multi_read_attention import triton_kernels as kernels
 
     found = []
-    for dtype, short in DTYPES.items():
-        if dtype == torch.float16:
-            continue  # as bf16
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         for width in (64, 128, 256, 512):
             for tile in dict.fromkeys(tiles(width, rows, dtype, arch) for rows in (16, 32, 64)):
                 constants = _constants(width, width, tile, True)
