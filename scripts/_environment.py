@@ -124,9 +124,6 @@ def add_tritons(python: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             unfinished.rename(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
-    # the newest is there for everyone, behind one that torch may have brought
-    for packages in python.parent.parent.glob("lib/python*/site-packages"):
-        (packages / "triton.pth").write_text(f"../../../triton-{TRITONS[0]}\n")
 
 
 def run(command: list, what: str) -> None:
