@@ -11,6 +11,8 @@ from foldspec.errors import UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
+from foldspec.kernels.multi_read_attention import device
+from foldspec.kernels.rotate_append import device as moving
 from foldspec.options import EngineOptions
 
 __all__ = ["Choice", "Kernels"]
@@ -19,10 +21,12 @@ __all__ = ["Choice", "Kernels"]
 OPERATORS: dict[str, Callable[[Library], Any]] = {
     "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
+    "device_attention": lambda library: device.device_candidates(),
     "linear": linear.candidates,
     "pack": pack.candidates,
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
+    "move_rows": lambda library: moving.device_candidates(),
     "gate_mul": gate_mul.candidates,
 }
 
@@ -69,6 +73,13 @@ class Kernels:
         """One output a request, from its reads."""
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
+
+    def device_attention(
+        self, reads: Sequence[device.DeviceRead], out: torch.Tensor | None = None
+    ) -> device.DeviceOutput:
+        """The same where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
+        run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
+        return run(reads, out)
 
     def gated_delta(
         self,
@@ -119,6 +130,13 @@ class Kernels:
         facts = rotate_append.Facts(q.device.type, q.dtype, into.keys.dtype)
         run: rotate_append.RotateAppend = self.choose("rotate_append", facts)
         return run(q, k, v, *cos_sin, into)
+
+    def move_rows(self, moves: Sequence[moving.Move]) -> None:
+        """What ``rotate_append`` does, with slots that are on the device, and in as many copies as are kept."""
+        rows, into = moves[0].rows, moves[0].into
+        facts = rotate_append.Facts(rows.device.type, rows.dtype, into.dtype)
+        run: moving.MoveRows = self.choose("move_rows", facts)
+        run(moves)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of two [n, width]."""
