@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels.multi_read_attention import Facts, Output, ReadArgs
-from foldspec.kernels.multi_read_attention.device import DeviceRead, merge
+from foldspec.kernels.multi_read_attention import Facts, Output, ReadArgs, triton
+from foldspec.kernels.multi_read_attention.device import DeviceOutput, DeviceRead, facts_of, merge
 
 __all__ = ["Band", "band", "device_part", "multi_read_attention", "supports"]
 
@@ -119,10 +119,15 @@ def multi_read_attention(batch: Sequence[Sequence[ReadArgs]]) -> list[Output]:
             _together([batch[i][j] for i in members], [placed[i][j] for i in members]) for j in range(len(bands))
         ]
         parts = [device_part(read, b.left, b.right) for read, b in zip(together, bands, strict=True)]
-        found = merge(together, parts)
+        found = _merge(together, parts)
         for at, i in enumerate(members):
             outputs[i] = Output(found.out[at], found.lse[:, at])
     return [output for output in outputs if output is not None]
+
+
+def _merge(reads: Sequence[DeviceRead], parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DeviceOutput:
+    fits = triton.supports(facts_of(reads[0])) is None and len(reads) <= triton.MOST_READS
+    return (triton.merge if fits else merge)(reads, parts)
 
 
 def _kind(read: ReadArgs, place: _Placed) -> tuple[Any, ...]:
