@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "infllm": {"infllm_block": 4, "infllm_init": 3, "infllm_topk": 2, "infllm_repr": 2},
 }
 TOLERANCE = 1e-6
-few = settings(max_examples=12)
+few = settings(max_examples=10)
 
 
 def test_the_methods_with_a_far_read_of_unrotated_keys_take_the_option() -> None:
@@ -148,7 +148,7 @@ def test_a_copy_that_is_not_filled_is_seen() -> None:
 
 WINDOW, NEW = 24, 20
 PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
-LENGTHS = (1, 15, 16, 17, 23, 24, 25, 29, 30, 31, 36, 37, 64, 130)
+LENGTHS = (1, 16, 24, 25, 30, 31, 37, 130)
 
 
 @pytest.fixture(scope="module", params=["a_llama_zlab", "f_qwen3_5_zlab_mixed"])
