@@ -186,22 +186,28 @@ def _checkpoint(source: Source, cache_dir: Path) -> dict[str, Any]:
     return report
 
 
-def _memory(found: FoundPair, pair: Pair, kernels: Kernels, max_context: int | None) -> dict[str, str]:
+def _memory(found: FoundPair, pair: Pair, kernels: Kernels, max_context: int | None) -> dict[str, Any]:
     longest, device = pick_context(max_context, found), torch.device("cpu")
-    plan = make_plan(
-        found,
-        EngineOptions(max_batch=1),
-        filled_in(MethodOptions(), found),
-        dtype=torch.bfloat16,
-        device=device,
-        kernels=kernels,
-        chunk=CHUNKS[device.type],
-        longest=longest,
-        must_fit=False,
-    )
-    report = {"one request of": f"{longest:,} tokens, all in bfloat16"}
-    report |= {key: value for key, value in plan.report().items() if key not in ("cache tokens", "free")}
+
+    def plan(method: MethodOptions) -> dict[str, str]:
+        plan = make_plan(
+            found,
+            EngineOptions(max_batch=1),
+            filled_in(method, found),
+            dtype=torch.bfloat16,
+            device=device,
+            kernels=kernels,
+            chunk=CHUNKS[device.type],
+            longest=longest,
+            must_fit=False,
+        )
+        return {key: value for key, value in plan.report().items() if key not in ("cache tokens", "free")}
+
+    report: dict[str, Any] = {"one request of": f"{longest:,} tokens, all in bfloat16"}
+    report |= plan(MethodOptions())
     if found.drafter is not None and pair.window is not None:
+        paper = plan(MethodOptions(layout="paper"))
+        report["in the paper's layout"] = {key: paper[key] for key in ("draft cache", "rings", "in all")}
         report["side cache in the paper's layout"] = size(side_cache(found.drafter.weights, longest))
     if found.drafter is None and pair.drafter is not None:
         report["without"] = f"{pair.drafter.name}, which this version does not run"

@@ -36,6 +36,7 @@ from foldspec.options import (
     DIVERGENCES,
     DRAFT_NOISES,
     FAR_BOUNDARIES,
+    LAYOUTS,
     PREFIX_CACHES,
     RESIDUALS,
     MethodOptions,
@@ -137,8 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     method.add_argument("--window", type=int, metavar="N", help="W, in context entries")
     method.add_argument("--alpha", type=float, metavar="X", help="sharpness of the far read, at least 1")
-    values = {"coverage": f"={'|'.join(COVERAGES)}", "far_boundary": f"={'|'.join(FAR_BOUNDARIES)}"}
-    keys = ", ".join(f"{key}{values.get(key, '')}" for key in CONTEXT_FIELDS)
+    values = {"coverage": COVERAGES, "far_boundary": FAR_BOUNDARIES, "layout": LAYOUTS}
+    keys = ", ".join(f"{key}={'|'.join(values[key])}" if key in values else key for key in CONTEXT_FIELDS)
     method.add_argument("--context-opt", action="append", default=[], metavar="KEY=VALUE", help=keys)
     method.add_argument("--accept", metavar="NAME", help="default: exact; `foldspec models` lists them")
     method.add_argument(

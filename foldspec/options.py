@@ -36,6 +36,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "float32", "bfloat16")
 COVERAGES = ("all", "full")
 FAR_BOUNDARIES = ("D", "complement")
+LAYOUTS = ("single", "paper")
 AT_ZERO = ("onehot", "mixture_argmax")
 DIVERGENCES = ("taylor", "exact_kl", "modified", "tv", "chi2")
 RESIDUALS = ("verifier", "relaxed")
@@ -60,6 +61,7 @@ CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
     "alpha": float,
     "coverage": str,
     "far_boundary": str,
+    "layout": str,
     "layer_window": by_layer(int),
     "layer_alpha": by_layer(float),
     "auto_alphas": by_layer(float),
@@ -192,6 +194,8 @@ class MethodOptions:
     ``coverage``       ``all``: the method is at work in every drafter layer; ``full``: in full-attention layers only;
                        None: the pair's own for methods that are for all layers, else ``full``
     ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
+    ``layout``         what methods with a far read of un-rotated keys keep: ``single``, one copy of the context and a
+                       ring of rotated keys; ``paper``, two full copies, as FOLD's paper does. The numbers are the same
     ``layer_window``, ``layer_alpha``   W and alpha of each drafter layer, in place of the one for all; () for none
     ``auto_alphas``    sharpnesses that ``fold_auto`` chooses from, 0 for no far read; it begins with the first
     ``draft_window``   entries that ``shared_window`` reads
@@ -235,6 +239,7 @@ class MethodOptions:
     alpha: float | None = None
     coverage: str | None = None
     far_boundary: str = "D"
+    layout: str = "single"
     layer_window: tuple[int, ...] = ()
     layer_alpha: tuple[float, ...] = ()
     auto_alphas: tuple[float, ...] = (2.0, 1.0, 4.0, 0.0)
@@ -296,6 +301,7 @@ class MethodOptions:
         if self.coverage is not None:
             one_of("coverage", self.coverage, COVERAGES)
         one_of("far_boundary", self.far_boundary, FAR_BOUNDARIES)
+        one_of("layout", self.layout, LAYOUTS)
         self._check_rule()
         real("confidence_stop", self.confidence_stop, 0, 1)
         real("draft_temperature", self.draft_temperature, 0, math.inf)

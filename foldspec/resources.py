@@ -19,7 +19,7 @@ from foldspec.cache.recurrent import RECORDED
 from foldspec.checkpoints.registry import Pair
 from foldspec.context import coverage_of, make_method
 from foldspec.drafters import make_model_free
-from foldspec.drafters.base import Drafter, DrafterNetwork, Host, NoDrafter, Room
+from foldspec.drafters.base import Drafter, DrafterNetwork, Footprint, Host, NoDrafter, Room
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
 from foldspec.kernels.dispatch import Kernels
@@ -136,12 +136,23 @@ class Resources:
             )
             if network is None:
                 return cache, None
-            room = Room(options.max_batch, plan.longest, plan.longest_pass, options.page_size)
-            draft_cache = network.caches(self.dtype, room, plan.draft_pages, self.device)
+            draft_cache = network.caches(self.dtype, self._room, plan.draft_pages, self.device)
         except RuntimeError as error:  # torch has no one class for it on all devices
             what = f"no memory for a cache of {plan.target_cache / 1e9:.1f} GB on {self.device}: {plan}"
             raise ResourceError(what, do="lower --max-context or --max-batch") from error
         return cache, draft_cache
+
+    @property
+    def _room(self) -> Room:
+        return Room(self.options.max_batch, self.plan.longest, self.plan.longest_pass, self.options.page_size)
+
+    def method_memory(self, method: MethodOptions) -> dict[str, int]:
+        """Bytes that the drafter keeps by ``method`` in these pools, named as in the memory plan; ``rings`` are the
+        drafter's own."""
+        network = self.found.network if method.drafter is None and method.draft_tokens != 0 else None
+        takes = Footprint(0, 0, 0) if network is None else network.footprint(method, self.dtype, self._room)
+        entries = self.plan.draft_pages * self.options.page_size
+        return {"draft_cache": entries * takes.entry, "rings": takes.rings, "method_state": takes.state}
 
     def check_caches(self) -> None:
         """Debug mode: what must hold of the caches whoever uses them."""

@@ -46,11 +46,12 @@ class Reading:
         dtype: torch.dtype = torch.float64,
         requests: int = 3,
         longest: int = 768,
+        page: int = 16,
         **options: Any,
     ) -> None:
         self.method = make_method(MethodOptions(**options), layers, block)
         spec = CacheSpec(len(layers), heads, width, width, dtype)
-        self.cache = tiny.PoisonedDraftCache(spec, pages=48, page_size=16, max_requests=requests, device="cpu")
+        self.cache = tiny.PoisonedDraftCache(spec, pages=48, page_size=page, max_requests=requests, device="cpu")
         self.kernels = WatchedKernels(kernel, tiny.library())
         self.rope = rope or Rope(torch.from_numpy(brute.frequencies(width)).to(dtype), theta=10000.0)
         self.reader = ContextReader(self.method, self.cache, self.rope, self.kernels, width**-0.5)

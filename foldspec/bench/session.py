@@ -54,7 +54,10 @@ class Session:
             Arm(m.label, engines[m.label], "context" in m.changes, engines[m.label].made_up) for m in settings.parsed
         ]
         self._plain = arms[0].engine
-        self.methods = {arm.label: arm.engine.settings() for arm in arms}
+        self.methods = {
+            arm.label: arm.engine.settings() | {"memory": arm.engine.resources.method_memory(arm.engine.method)}
+            for arm in arms
+        }
         _check_methods(self.methods)
         params = SamplingParams(
             max_tokens=settings.max_new, ignore_eos=settings.ignore_eos, temperature=settings.temperature

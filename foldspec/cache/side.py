@@ -1,7 +1,8 @@
 """A drafter's context: the keys and values of every committed entry, in the copies that a context method asks for.
 
 FOLD's far read needs un-rotated keys (its side cache). The window needs rotated ones, and only the last ``W + B`` of
-them: a ring beside the un-rotated pages gives both reads without a second copy of the context.
+them: a ring beside the un-rotated pages gives both reads without a second copy of the context. The paper's own layout
+is that second copy, in full: a side cache of un-rotated keys and values beside the drafter's own cache (section B.4).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class Layout:
 
     ``ring`` > 0 keeps only the last ``ring`` rotated keys, in place of ``rotated``, which keeps them all; ``selection``
     > 0 has room for that many keys that are rotated anew, to positions of a reader's choice, and the block behind them.
+    ``side_values``: the un-rotated keys have values of their own, as in FOLD's paper.
     """
 
     rotated: bool = False
     unrotated: bool = False
     ring: int = 0
     selection: int = 0
+    side_values: bool = False
 
     @property
     def buffer(self) -> int:
@@ -41,7 +44,7 @@ class Layout:
 
 
 class DraftCache:
-    """Values, rotated keys, un-rotated keys [layers, slots, kv heads, width] and rings, for many requests.
+    """Values, rotated keys, un-rotated keys, side values [layers, slots, kv heads, width] and rings, for many requests.
 
     An array exists once a request needs it, and from then on; of rings there is a pool for each capacity, at most
     ``longest`` (the most entries that a request may hold; None: all slots). Block rows are written behind the committed
@@ -64,6 +67,7 @@ class DraftCache:
         self._longest = min(longest or self._slots, self._slots)
         self._values = self._empty(self._slots, spec.value_width)
         self._keys: dict[str, torch.Tensor] = {}
+        self._side_values: torch.Tensor | None = None
         self._rings: dict[int, tuple[Rings, torch.Tensor]] = {}
         self._layouts: dict[int, tuple[Layout, ...]] = {}
 
@@ -82,6 +86,8 @@ class DraftCache:
         for kind in ("rotated", "unrotated"):
             if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
                 self._keys[kind] = self._empty(self._slots, self.spec.key_width)
+        if self._side_values is None and any(layout.side_values for layout in layouts):
+            self._side_values = self._empty(self._slots, self.spec.value_width)
         for capacity in {layout.buffer for layout in layouts if layout.buffer}:
             if capacity not in self._rings:
                 ring = (
@@ -99,6 +105,12 @@ class DraftCache:
         for rings, _ in self._rings.values():
             rings.close(request)
         self._layouts.pop(request, None)
+
+    @property
+    def arrays(self) -> list[torch.Tensor]:
+        """The arrays in pages that exist by now."""
+        side = [] if self._side_values is None else [self._side_values]
+        return [self._values, *self._keys.values(), *side]
 
     def check(self) -> None:
         """Debug mode: what must hold of pages, rings and layouts whoever is open."""
@@ -126,9 +138,10 @@ class DraftCache:
         block; drafters store committed entries alone, so they never go back further."""
         self.tables.truncate(request, length)
 
-    def write_values(self, layer: int, request: int, start: int, values: torch.Tensor) -> None:
-        """Store values [n, kv heads, width] of the entries from ``start`` on."""
-        write(self._values[layer], self.tables.runs(request, start, start + len(values)), values)
+    def write_values(self, layer: int, request: int, start: int, values: torch.Tensor, *, side: bool = False) -> None:
+        """Store values [n, kv heads, width] of the entries from ``start`` on; ``side``: beside the un-rotated keys."""
+        pool = self._value_pool(layer, request, side)
+        write(pool, self.tables.runs(request, start, start + len(values)), values)
 
     def write_keys(self, layer: int, request: int, start: int, keys: torch.Tensor, *, rotated: bool) -> None:
         """Store keys [n, kv heads, width] of the entries from ``start`` on in the copy that is kept of their kind."""
@@ -164,9 +177,15 @@ class DraftCache:
         assert getattr(layout, kind), f"layer {layer} keeps no {kind} keys: the method's stores() must ask for them"
         return self._keys[kind][layer]
 
-    def values(self, layer: int, request: int, first: int, last: int) -> Entries:
-        """Values of the entries ``first .. last-1``, scratch rows included."""
-        return Entries(self._values[layer], self.tables.runs(request, first, last))
+    def values(self, layer: int, request: int, first: int, last: int, *, side: bool = False) -> Entries:
+        """Values of the entries ``first .. last-1``, scratch rows included unless they are the ``side`` values."""
+        return Entries(self._value_pool(layer, request, side), self.tables.runs(request, first, last))
+
+    def _value_pool(self, layer: int, request: int, side: bool) -> torch.Tensor:
+        assert not side or self.layout(request, layer).side_values, f"layer {layer} keeps no side values"
+        pool = self._side_values if side else self._values
+        assert pool is not None
+        return pool[layer]
 
     def fork(self, source: int, request: int, layouts: tuple[Layout, ...]) -> None:
         """Open ``request`` with the entries of ``source``, which must keep every copy that ``layouts`` reads.
@@ -176,7 +195,7 @@ class DraftCache:
         copies = self.tables.fork(source, request)
         self._adopt(request, layouts)
         for old, new, count in copies:
-            for pool in (self._values, *self._keys.values()):
+            for pool in self.arrays:
                 pool[:, new : new + count] = pool[:, old : old + count]
         n = self.tables.length(request)
         for layer, layout in enumerate(layouts):

@@ -195,6 +195,15 @@ class ContextMethod(ABC):
         """Whether the method is at work in this layer; otherwise the layer reads as it was trained."""
         return (self.options.coverage or self.coverage) == "all" or self.layers[layer].window is None
 
+    def split(self, reach: int) -> Layout:
+        """The copies that a near read of ``reach`` and a read of un-rotated keys need: of everything un-rotated keys,
+        and rotated ones of what the near read sees and the block's own rows. A ring this long does not wrap while the
+        context fits the window, so that reading it is then the same sum as reading pages. By the option ``layout``, or
+        two full copies as in FOLD's paper."""
+        if self.options.layout == "paper":
+            return Layout(rotated=True, unrotated=True, side_values=True)
+        return Layout(unrotated=True, ring=reach + self.block)
+
     def positions(self, n: int) -> tuple[int, ...]:
         """The true position of each block row."""
         return tuple(range(n, n + self.block))

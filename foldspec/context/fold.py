@@ -27,14 +27,12 @@ SHARPEST = 1e30  # float32 holds the logits times this; a read is its best entry
 
 
 class Fold(ContextMethod):
-    uses = frozenset({"window", "layer_window", "alpha", "layer_alpha", "coverage", "far_boundary"})
+    uses = frozenset({"window", "layer_window", "alpha", "layer_alpha", "coverage", "far_boundary", "layout"})
 
     def stores(self, layer: int) -> Layout:
         if not self.covers(layer):
             return Layout(rotated=True)
-        # Un-rotated keys of everything; rotated ones for the near read and the block's own rows. A ring this long does
-        # not wrap while the context fits the window, so that reading it is then the same sum as reading pages.
-        return Layout(unrotated=True, ring=self._distance(layer) + self.block)
+        return self.split(self._distance(layer))
 
     def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
         if not self.covers(layer):

@@ -42,7 +42,7 @@ class _Memory:
 
 class InfLLM(ContextMethod):
     uses = frozenset(
-        {"window", "layer_window", "coverage", "infllm_block", "infllm_init", "infllm_topk", "infllm_repr"}
+        {"window", "layer_window", "coverage", "layout", "infllm_block", "infllm_init", "infllm_topk", "infllm_repr"}
     )
     coverage = "full"  # a sliding layer never reads further than it was trained to
 
@@ -52,7 +52,7 @@ class InfLLM(ContextMethod):
     def stores(self, layer: int) -> Layout:
         if not self.covers(layer):
             return Layout(rotated=True)
-        return Layout(unrotated=True, ring=self._reach(layer) + self.block)
+        return self.split(self._reach(layer))
 
     def reads(self, layer: int, state: _Memory, n: int, q: torch.Tensor | None) -> list[Read]:
         if not self.covers(layer):

@@ -71,12 +71,13 @@ class ContextReader:
         self._cache.open(request, (PREFIX_LAYOUT,) * len(self._layers))
 
     def fork(self, prefix: int, request: int, longest: int | None = None) -> None:
-        """As :meth:`open`, with the entries of ``prefix``: shared, unless this request rotates keys in its own way."""
-        held = self._begin(request, longest)
-        if all(rope is self._rope for rope in held.ropes):
-            self._cache.fork(prefix, request, self._layouts)
+        """As :meth:`open`, with the entries of ``prefix``: shared, unless this request rotates keys in its own way or
+        keeps values twice."""
+        held, layouts = self._begin(request, longest), self._layouts
+        if all(rope is self._rope for rope in held.ropes) and not any(layout.side_values for layout in layouts):
+            self._cache.fork(prefix, request, layouts)
             return
-        self._cache.open(request, self._layouts)
+        self._cache.open(request, layouts)
         for start in range(0, self._cache.length(prefix), COPIED):
             end = min(start + COPIED, self._cache.length(prefix))
             keys = [_dense(self._cache.keys(i, prefix, start, end, rotated=False)) for i in self._layers]
@@ -157,6 +158,8 @@ class ContextReader:
                 self._cache.write_values(layer, request, start, v[packed])
                 if layout.unrotated:
                     self._cache.write_keys(layer, request, start, k[packed], rotated=False)
+                if layout.side_values:
+                    self._cache.write_values(layer, request, start, v[packed], side=True)
                 if layout.rotated or layout.ring:
                     if rope not in rotated:
                         rotated[rope] = rope.rotate(k, positions)
@@ -264,7 +267,8 @@ class ContextReader:
                 first[r], last[r] = first[r] + block_first, count + block_last
         low, high = min(first), max(last)
         spans = _cut(joined([*index, (n, n + self._method.block)]), low, high)
-        values = _entries([self._cache.values(layer, request, *span) for span in spans])
+        side = read.keys == "unrotated" and self._cache.layout(request, layer).side_values
+        values = _entries([self._cache.values(layer, request, *span, side=side) for span in spans])
         if read.keys == "rerotated":
             keys = self._cache.selection(layer, request, low, high)
         else:

@@ -20,12 +20,12 @@ from foldspec.context.base import ContextMethod, Read
 
 
 class ReRoPE(ContextMethod):
-    uses = frozenset({"window", "layer_window", "rerope_len", "coverage"})
+    uses = frozenset({"window", "layer_window", "rerope_len", "coverage", "layout"})
 
     def stores(self, layer: int) -> Layout:
         if not self.covers(layer):
             return Layout(rotated=True)
-        return Layout(unrotated=True, ring=self._reach(layer) + self.block)
+        return self.split(self._reach(layer))
 
     def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
         scale = tuple(max(1.0, math.log(p + 1) / math.log(self.options.rerope_len)) for p in self.positions(n))

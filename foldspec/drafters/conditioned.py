@@ -70,9 +70,9 @@ class ConditionedNetwork(DrafterNetwork):
         buffers = {layout.within(room.longest).buffer for layout in layouts}
         longest = room.longest - self.block
         state = sum(context.state_bytes(i, longest, self.heads, spec.key_width) for i in range(len(layouts)))
-        return Footprint(
-            spec.bytes_per_entry + (copies - 1) * key, key * room.requests * sum(buffers), state * room.requests
-        )
+        side = spec.bytes_per_entry - key if any(x.side_values for x in layouts) else 0
+        entry = spec.bytes_per_entry + (copies - 1) * key + side
+        return Footprint(entry, key * room.requests * sum(buffers), state * room.requests)
 
     def caches(self, dtype: torch.dtype, room: Room, pages: int, device: torch.device) -> DraftCache:
         return DraftCache(

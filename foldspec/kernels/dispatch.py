@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rota
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import device
+from foldspec.kernels.multi_read_attention.splits import Splits
 from foldspec.kernels.rotate_append import device as moving
 from foldspec.options import EngineOptions
 
@@ -43,12 +45,12 @@ class Kernels:
     """The operators, each bound to the first implementation that fits its arguments, or to the one that was forced.
 
     ``force`` names an implementation; an operator that has none of that name chooses for itself. ``library`` is the
-    compiled one; without it everything runs on torch. Raises :class:`UsageError` if ``force`` names no implementation
-    or one that does not fit.
+    compiled one; without it everything runs on torch. ``splits`` are those of attention on a GPU. Raises
+    :class:`UsageError` if ``force`` names no implementation or one that does not fit.
     """
 
-    def __init__(self, force: str = "auto", library: Library | None = None) -> None:
-        self._library = library or Library(None)
+    def __init__(self, force: str = "auto", library: Library | None = None, splits: Splits | None = None) -> None:
+        self._library, self._splits = library or Library(None), splits or Splits()
         self._candidates: dict[str, list[tuple[str, Any, Any]]] = {
             operator: find(self._library) for operator, find in OPERATORS.items()
         }
@@ -61,8 +63,9 @@ class Kernels:
 
     @classmethod
     def of(cls, options: EngineOptions) -> Kernels:
-        """The operators of an engine, with a compiled library in its cache folder."""
-        return cls(options.kernels, Library(options.cache_dir / "kernels", options.compiler))
+        """The operators of an engine, with a compiled library and what was measured in its cache folder."""
+        folder = options.cache_dir / "kernels"
+        return cls(options.kernels, Library(folder, options.compiler), Splits(folder / "splits.json"))
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -79,7 +82,12 @@ class Kernels:
     ) -> device.DeviceOutput:
         """The same where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
         run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
-        return run(reads, out)
+        return run(self._splits.filled(reads, lambda tried: run(tried, None)), out)
+
+    def tuning(self) -> AbstractContextManager[None]:
+        """A context for what warms a GPU up, before a round is recorded: device attention measures in it how calls are
+        split best."""
+        return self._splits.tuning()
 
     def gated_delta(
         self,

@@ -108,6 +108,22 @@ def test_what_is_in_the_result(whole: tuple[Result, Path]) -> None:
         assert sorted(line["order"] for line in group) == list(range(5))
 
 
+def test_layouts_are_timed_beside_each_other_and_say_what_they_keep() -> None:
+    """The paper's side cache holds keys and values once more, and needs no ring."""
+    few = ("--tasks", "random", "--lengths", 40, "--limit", 1, "--max-new", 4, "--threads", 1, "--warmup", 0)
+    words = "full,fold:window=16,fold:window=16:layout=paper"
+    done = main("bench", *pair_words(), *few, "--methods", words, "--format", "json")
+    assert done.code == 0, done
+    ar, full, single, paper = (done.json["methods"][label] for label in ("ar", *words.split(",")))
+    assert (single["layout"], paper["layout"]) == ("single", "paper")
+    assert ar["memory"] == {"draft_cache": 0, "rings": 0, "method_state": 0}
+    assert single["memory"]["draft_cache"] == full["memory"]["draft_cache"] > 0 == full["memory"]["rings"]
+    assert paper["memory"]["draft_cache"] == 2 * single["memory"]["draft_cache"]
+    assert single["memory"]["rings"] > 0 == paper["memory"]["rings"]
+    with_none = main("bench", *pair_words(), *few, "--methods", "full:layout=paper")
+    refused(with_none, 2, "layout changes nothing about full")
+
+
 def test_the_parts_of_a_round_are_most_of_it(whole: tuple[Result, Path]) -> None:
     for row in whole[0].json["summary"]:
         if row["method"] != "ar again":

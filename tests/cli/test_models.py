@@ -76,6 +76,9 @@ def test_memory_grows_with_the_length() -> None:
     assert small["weights"] == large["weights"] == "18.2 GB"
     assert (small["target cache"], large["target cache"]) == ("1.11 GB", "17.2 GB")  # 131,072 B an entry, and one page
     assert large["side cache in the paper's layout"] == "2.68 GB"  # 2.5 GiB
+    paper = large["in the paper's layout"]  # keys and values twice, in place of the ring of 2,048 + 2 B keys
+    assert (large["draft cache"], large["rings"]) == ("2.69 GB", "21.2 MB")
+    assert paper == {"draft cache": "5.39 GB", "rings": "0 MB", "in all": "40.9 GB"}
 
 
 def test_a_pair_that_does_not_run_yet_says_why() -> None:

@@ -330,7 +330,8 @@ FITS = Facts("cpu", torch.float32, 8, 8)
 HALF = Facts("cpu", torch.bfloat16, 8, 8)
 
 
-NAMES = [name for name, _, _ in candidates(Library(None)) if name != "triton"]  # that is for a GPU: test_triton.py
+# these two are for a GPU: test_triton.py and test_flash_attention.py
+NAMES = [name for name, _, _ in candidates(Library(None)) if name not in ("triton", "flash-attn")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -364,7 +365,7 @@ def test_the_one_that_rounds_more_runs_only_when_it_is_asked_for() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, chunked, cpu, eager, native"):
+    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, chunked, cpu, eager, flash-attn"):
         Kernels("fast")
 
 

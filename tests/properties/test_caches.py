@@ -125,14 +125,15 @@ class PagedLives(RuleBasedStateMachine):
 TestPagedLives = PagedLives.TestCase
 TestPagedLives.settings = settings(max_examples=40, stateful_step_count=25)
 
-# rotated and un-rotated, un-rotated with a ring, rotated alone; two layers each; the last is what a prefix keeps
+# rotated and un-rotated, un-rotated with a ring, rotated alone; two layers each; what a prefix keeps; the paper's
 LAYOUTS = [
     (Layout(rotated=True), Layout(rotated=True)),
     (Layout(unrotated=True, ring=5 + BLOCK), Layout(unrotated=True, ring=2 + BLOCK)),
     (Layout(unrotated=True, ring=5 + BLOCK), Layout(rotated=True)),
     (Layout(rotated=True, unrotated=True),) * 2,
+    (Layout(rotated=True, unrotated=True, side_values=True),) * 2,
 ]
-WHOLE = LAYOUTS[-1]
+WHOLE, TWICE = LAYOUTS[-2:]
 
 
 class DraftLives(RuleBasedStateMachine):
@@ -142,7 +143,7 @@ class DraftLives(RuleBasedStateMachine):
         super().__init__()
         self.cache = tiny.PoisonedDraftCache(SPEC, pages=PAGES, page_size=SIZE, max_requests=4, device="cpu")
         self.layouts: dict[int, tuple[Layout, ...]] = {}
-        self.kept: dict[int, dict[str, list[torch.Tensor]]] = {}  # values, rotated, unrotated of each layer
+        self.kept: dict[int, dict[str, list[torch.Tensor]]] = {}  # values, rotated, unrotated, side of each layer
         self.ids, self.seeds = itertools.count(), itertools.count()
 
     def length(self, request: int) -> int:
@@ -161,19 +162,24 @@ class DraftLives(RuleBasedStateMachine):
             "values": [rows_of(0, 2, 0) for _ in layouts],
             "rotated": [rows_of(0, 3, 0) for _ in layouts],
             "unrotated": [rows_of(0, 3, 0) for _ in layouts],
+            "side": [rows_of(0, 2, 0) for _ in layouts],
         }
 
     def write(self, request: int, count: int) -> dict[str, list[torch.Tensor]]:
         """Write entries behind the committed ones in every copy that the request keeps."""
-        start, new = self.length(request), {"values": [], "rotated": [], "unrotated": []}  # type: ignore[var-annotated]
+        start = self.length(request)
+        new: dict[str, list[torch.Tensor]] = {name: [] for name in self.kept[request]}
         for layer, layout in enumerate(self.layouts[request]):
-            values, rotated, unrotated = (rows_of(count, width, next(self.seeds)) for width in (2, 3, 3))
+            # side values unlike the others, so that neither can stand for the other
+            values, rotated, unrotated, side = (rows_of(count, width, next(self.seeds)) for width in (2, 3, 3, 2))
             self.cache.write_values(layer, request, start, values)
             if layout.rotated or layout.ring:
                 self.cache.write_keys(layer, request, start, rotated, rotated=True)
             if layout.unrotated:
                 self.cache.write_keys(layer, request, start, unrotated, rotated=False)
-            for name, rows in (("values", values), ("rotated", rotated), ("unrotated", unrotated)):
+            if layout.side_values:
+                self.cache.write_values(layer, request, start, side, side=True)
+            for name, rows in zip(new, (values, rotated, unrotated, side), strict=True):
                 new[name].append(rows)
         return new
 
@@ -219,11 +225,12 @@ class DraftLives(RuleBasedStateMachine):
         assert self.cache.length(request) == self.length(request)
         assert len(self.cache.tables._tables[request].pages) == -(-self.length(request) // SIZE)
 
-    @precondition(lambda self: any(x == WHOLE for x in self.layouts.values()) and len(self.kept) < 4)
-    @rule(data=st.data(), layouts=st.sampled_from(LAYOUTS))
-    def fork(self, data: st.DataObject, layouts: tuple[Layout, ...]) -> None:
-        """From a request that keeps every copy, into any layout."""
-        source = data.draw(st.sampled_from(sorted(r for r, kept in self.layouts.items() if kept == WHOLE)))
+    @precondition(lambda self: any(x in (WHOLE, TWICE) for x in self.layouts.values()) and len(self.kept) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """From a request that keeps every copy, into any layout; side values come from none but their like."""
+        source = data.draw(st.sampled_from(sorted(r for r, kept in self.layouts.items() if kept in (WHOLE, TWICE))))
+        layouts = data.draw(st.sampled_from(LAYOUTS if self.layouts[source] == TWICE else LAYOUTS[:-1]))
         if not self.cache.tables.allocator.free_pages:
             return
         request = next(self.ids)
@@ -254,6 +261,9 @@ class DraftLives(RuleBasedStateMachine):
             if layout.unrotated:
                 found = self.cache.keys(layer, request, 0, last, rotated=False)
                 assert torch.equal(tiny.dense(found), wanted["unrotated"][layer])
+            if layout.side_values:
+                found = self.cache.values(layer, request, 0, last, side=True)
+                assert torch.equal(tiny.dense(found), wanted["side"][layer])
 
     @invariant()
     def every_request_reads_back(self) -> None:
@@ -270,6 +280,9 @@ class DraftLives(RuleBasedStateMachine):
                 if layout.unrotated:
                     found = self.cache.keys(layer, request, 0, last, rotated=False)
                     assert torch.equal(tiny.dense(found), kept["unrotated"][layer])
+                if layout.side_values:
+                    found = self.cache.values(layer, request, 0, last, side=True)
+                    assert torch.equal(tiny.dense(found), kept["side"][layer])
 
     def teardown(self) -> None:
         for request in self.kept:
@@ -298,14 +311,37 @@ def test_a_full_pool_is_an_error_that_says_so() -> None:
 
 
 def test_arrays_exist_once_a_layout_needs_them() -> None:
-    """``full`` pays for no un-rotated copy, ``fold`` for no second rotated one."""
-    cache = DraftCache(SPEC, pages=2, page_size=SIZE, max_requests=2, device="cpu")
+    """``full`` pays for no un-rotated copy, ``fold`` for no second rotated one, and nobody but the paper's layout for
+    values twice."""
+    cache = DraftCache(SPEC, pages=2, page_size=SIZE, max_requests=3, device="cpu")
     assert cache._keys == {} and cache._rings == {}
     cache.open(0, (Layout(rotated=True),) * 2)
     assert set(cache._keys) == {"rotated"}
     cache.open(1, (Layout(unrotated=True, ring=6),) * 2)
     assert set(cache._keys) == {"rotated", "unrotated"} and set(cache._rings) == {6}
-    assert cache._rings[6][1].shape == (2, 2 * 6, 2, 3)
+    assert cache._rings[6][1].shape == (2, 3 * 6, 2, 3) and len(cache.arrays) == 3
+    cache.open(2, (Layout(rotated=True, unrotated=True, side_values=True),) * 2)
+    assert len(cache.arrays) == 4 and cache.arrays[-1].shape == cache.arrays[0].shape
+    with pytest.raises(AssertionError, match="keeps no side values"):
+        cache.values(0, 1, 0, 0, side=True)
+
+
+def test_a_fork_has_all_copies_of_the_last_page() -> None:
+    """Which is not shared, as the pages before it are."""
+    cache = tiny.PoisonedDraftCache(SPEC, pages=4, page_size=SIZE, max_requests=2, device="cpu")
+    cache.open(0, TWICE)
+    cache.reserve(0, SIZE + 1)
+    kept = [rows_of(SIZE + 1, width, seed) for seed, width in enumerate((2, 2, 3, 3))]
+    for layer in range(SPEC.layers):
+        for flag in (False, True):
+            cache.write_values(layer, 0, 0, kept[flag], side=flag)
+            cache.write_keys(layer, 0, 0, kept[2 + flag], rotated=flag)
+    cache.extend(0, SIZE + 1)
+    cache.fork(0, 1, TWICE)
+    assert cache.values(0, 1, SIZE, SIZE + 1).runs != cache.values(0, 0, SIZE, SIZE + 1).runs
+    for layer, flag in itertools.product(range(SPEC.layers), (False, True)):
+        assert torch.equal(tiny.dense(cache.values(layer, 1, 0, SIZE + 1, side=flag)), kept[flag])
+        assert torch.equal(tiny.dense(cache.keys(layer, 1, 0, SIZE + 1, rotated=flag)), kept[2 + flag])
 
 
 def test_bytes_an_entry() -> None:

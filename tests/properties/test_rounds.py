@@ -323,8 +323,7 @@ def forget(engine: Engine) -> None:
     cache, drafts = pools(engine)
     for pool in (
         *cache.tensors,
-        drafts._values,
-        *drafts._keys.values(),
+        *drafts.arrays,
         *(x for _, x in drafts._rings.values()),
     ):
         pool.fill_(torch.nan)

@@ -22,6 +22,9 @@ METHODS: list[dict[str, Any]] = [
     {"context": "streaming", "recents": 30},
     {"context": "yarn", "yarn_ref": 64},
     {"context": "infllm", "window": 24},
+    {"context": "fold", "window": 24, "layout": "paper"},
+    {"context": "rerope", "window": 24, "layout": "paper"},
+    {"context": "infllm", "window": 24, "layout": "paper"},
     {"context": "cmr", "cmr_topk": 4},
     {"context": "cmr"},
 ]
@@ -42,8 +45,10 @@ def test_what_is_planned_is_what_is_allocated(method: dict[str, Any]) -> None:
         assert plan is resources.plan and drafts is not None
         engine.generate([5, 6, 7])  # a drafter's arrays exist from its first request on
         assert plan.target_cache == sum(data.nbytes for data in cache.tensors)
-        assert plan.draft_cache == drafts._values.nbytes + sum(keys.nbytes for keys in drafts._keys.values())
+        assert plan.draft_cache == sum(array.nbytes for array in drafts.arrays)
         assert plan.rings == sum(pool.nbytes for _, pool in drafts._rings.values())
+        kept = {"draft_cache": plan.draft_cache, "rings": plan.rings, "method_state": plan.method_state}
+        assert resources.method_memory(engine.method) == kept  # the bench's, of each method
         found = resources.found
         assert found.network is not None
         held = [*found.model.parameters(), *found.network.parameters()]

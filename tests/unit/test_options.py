@@ -67,6 +67,7 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (MethodOptions, "alpha", True, "alpha: must be"),
     (MethodOptions, "coverage", "some", "coverage: must be one of all, full, not 'some'"),
     (MethodOptions, "far_boundary", "d", "far_boundary: must be one of D, complement, not 'd'"),
+    (MethodOptions, "layout", "both", "layout: must be one of single, paper, not 'both'"),
     (MethodOptions, "layer_window", (8, 0), "layer_window: must be a whole number of at least 1, not 0"),
     (MethodOptions, "layer_window", 8, "layer_window: must be a list or a tuple, not 8"),
     (MethodOptions, "layer_alpha", (2.0, 0.5), "layer_alpha: must be a finite number of at least 1, not 0.5"),

@@ -80,7 +80,7 @@ Attention: TypeAlias = Callable[[Sequence[Sequence[ReadArgs]]], list[Output]]
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Attention]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.multi_read_attention import cpu, eager, native, reference, triton
+    from foldspec.kernels.multi_read_attention import cpu, eager, flash, native, reference, triton
 
     compiled = native.NativeAttention(library)
     return [
@@ -88,5 +88,7 @@ def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None
         ("cpu", cpu.supports, cpu.multi_read_attention),
         ("triton", triton.supports, triton.multi_read_attention),
         ("reference", reference.supports, reference.multi_read_attention),
-        ("eager", eager.supports, eager.multi_read_attention),  # never in the reference's place unless asked for
+        # never in the reference's place unless asked for
+        ("eager", eager.supports, eager.multi_read_attention),
+        ("flash-attn", flash.supports, flash.multi_read_attention),
     ]

@@ -99,7 +99,14 @@ def facts_of(read: DeviceRead) -> Facts:
 def device_reference(reads: Sequence[DeviceRead], out: torch.Tensor | None = None) -> DeviceOutput:
     """The definition: dense scores over everything that the tables have room for. Reads no value on the host, and every
     shape follows from shapes."""
-    parts = [_attend(read) for read in reads]
+    return merge(reads, [_attend(read) for read in reads], out)
+
+
+def merge(
+    reads: Sequence[DeviceRead], parts: Sequence[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor | None = None
+) -> DeviceOutput:
+    """Each read's softmax averages [R, B, heads, dv] and log masses [R, B, heads], by mass ** exponent. Where a mass is
+    -inf, averages may be any number."""
     lse = torch.stack([mass for _, mass in parts])
     z = torch.stack([read.exponent * mass for read, (_, mass) in zip(reads, parts, strict=True)])
     weight = z.softmax(0).nan_to_num(0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +16,22 @@ import torch
 from foldspec.kernels.jit import power_of_two, refusal
 from foldspec.kernels.multi_read_attention import Facts, Output, ReadArgs
 from foldspec.kernels.multi_read_attention.device import DeviceOutput, DeviceRead
+from foldspec.kernels.multi_read_attention.splits import MOST_PLACES, guess
 
-__all__ = ["Configuration", "Tiles", "configurations", "device_attention", "multi_read_attention", "supports", "tiles"]
+__all__ = [
+    "Configuration",
+    "Tiles",
+    "configurations",
+    "device_attention",
+    "merge",
+    "multi_read_attention",
+    "supports",
+    "tiles",
+]
 
 WIDEST = 512  # of a head
 MOST_READS = 3
-SPLITS = (1, 8, 16, 32, 64)
-MOST_PLACES = 128  # splits of all reads together
-FEWEST_ENTRIES = 256  # a split of fewer is not worth its merge
-PROGRAMS = 256  # enough to fill a GPU: two each on 128 multiprocessors
+PROCESSORS = 132  # of the GPU that the interpreter stands for
 
 
 def supports(facts: Facts) -> str | None:
@@ -56,14 +63,6 @@ def tiles(width: int, rows: int, dtype: torch.dtype, arch: int) -> Tiles:
     tallest = 32 if single or (size == WIDEST and not large) else 64
     tall = next((tall for tall in (16, 32) if rows <= tall), tallest)
     return Tiles(tall, *(IN_FLOAT32 if single else LARGE if large and tall == 64 else SMALL)[size])
-
-
-def splits_of(read: DeviceRead, others: int, most: int) -> int:
-    """How many splits a read has that names none, where ``others`` programs work side by side in each: as few as fill
-    the GPU, for the entries that there may be, and at most ``most``."""
-    most = min(most, (read.ring or read.entries) // FEWEST_ENTRIES)
-    fitting = [count for count in SPLITS if count <= max(1, most)]
-    return next((count for count in fitting if count * others >= PROGRAMS), fitting[-1])
 
 
 def _parts(value_width: int) -> tuple[int, int]:
@@ -126,21 +125,17 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
     tile = tiles(max(width, value_width), block * group, q.dtype, _arch(q.device))
     constants = _constants(width, value_width, tile, _aligned(reads))
     across = -(-block * group // tile.rows) * kv_heads * constants["PARTS"]
-    splits = [read.splits or splits_of(read, across * requests, MOST_PLACES // len(reads)) for read in reads]
+    most = MOST_PLACES // len(reads)
+    splits = [
+        read.splits or guess(read.ring or read.entries, across * requests, _processors(q.device), most)
+        for read in reads
+    ]
     places = sum(splits)
     assert places <= MOST_PLACES, "too many splits for one merge"
 
-    empty = partial(torch.empty, dtype=torch.float32, device=q.device)
-    o_part = empty(requests, kv_heads, places, block * group, value_width)
-    lse_part = empty(requests, kv_heads, places, block * group)
-    if out is None:
-        out = torch.empty(requests, block, heads, value_width, dtype=q.dtype, device=q.device)
-    assert out.stride(-1) == 1, "rows lie in one piece"
-    lse = empty(len(reads), requests, block, heads)
-    ends = [sum(splits[: i + 1]) for i in range(MOST_READS)]
-    exponents = [read.exponent for read in reads] + [1.0] * (MOST_READS - len(reads))
-    # interpreted, a program costs much and its size nothing
-    merging = _merge_constants(value_width, len(reads), 1 if q.is_cuda else 64)
+    shape = requests, kv_heads, places, block * group
+    o_part = torch.empty(*shape, value_width, dtype=torch.float32, device=q.device)
+    lse_part = torch.empty(*shape, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
         for i in range(0, len(reads), 2):
             a, b = reads[i], reads[min(i + 1, len(reads) - 1)]
@@ -164,6 +159,49 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
                 **constants,
                 **_options(tile.warps, tile.stages),
             )
+    return _merge(reads, o_part, lse_part, splits, out)
+
+
+def merge(
+    reads: Sequence[DeviceRead], parts: Sequence[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor | None = None
+) -> DeviceOutput:
+    """As :func:`device.merge` defines it, of at most three reads whose parts come from elsewhere."""
+    q = reads[0].q
+    requests, block, heads, _ = q.shape
+    kv_heads, value_width = reads[0].values.shape[1:]
+    shape = requests, kv_heads, len(parts), block * (heads // kv_heads)
+    o_part = torch.empty(*shape, value_width, dtype=torch.float32, device=q.device)
+    lse_part = torch.empty(*shape, dtype=torch.float32, device=q.device)
+    for i, (o, lse) in enumerate(parts):
+        # [R, B, heads, ...] -> [R, kv heads, rows, ...], as the kernel counts rows
+        for to, x in ((o_part, o), (lse_part, lse * math.log2(math.e))):
+            to[:, :, i].unflatten(2, (block, -1)).copy_(x.unflatten(2, (kv_heads, -1)).transpose(1, 2))
+    return _merge(reads, o_part, lse_part, [1] * len(parts), out)
+
+
+def _merge(
+    reads: Sequence[DeviceRead],
+    o_part: torch.Tensor,
+    lse_part: torch.Tensor,
+    splits: Sequence[int],
+    out: torch.Tensor | None,
+) -> DeviceOutput:
+    from foldspec.kernels.multi_read_attention import triton_kernels as kernels
+
+    assert 1 <= len(reads) <= MOST_READS, "the merge knows three reads"
+    q = reads[0].q
+    requests, block, heads, _ = q.shape
+    kv_heads, value_width = reads[0].values.shape[1:]
+    if out is None:
+        out = torch.empty(requests, block, heads, value_width, dtype=q.dtype, device=q.device)
+    assert out.stride(-1) == 1, "rows lie in one piece"
+    lse = torch.empty(len(reads), requests, block, heads, dtype=torch.float32, device=q.device)
+    group = heads // kv_heads
+    ends = [sum(splits[: i + 1]) for i in range(MOST_READS)]
+    exponents = [read.exponent for read in reads] + [1.0] * (MOST_READS - len(reads))
+    # interpreted, a program costs much and its size nothing
+    merging = _merge_constants(value_width, len(reads), 1 if q.is_cuda else 64)
+    with torch.cuda.device_of(q):
         kernels.merge[-(-block * group // merging["ROWS"]), kv_heads * merging["PARTS"], requests](
             o_part,
             lse_part,
@@ -171,7 +209,7 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
             lse,
             *ends,
             *exponents,
-            places,
+            sum(splits),
             block,
             group,
             *out.stride()[:3],
@@ -180,6 +218,10 @@ def device_attention(reads: Sequence[DeviceRead], out: torch.Tensor | None = Non
             **_options(4, 1),
         )
     return DeviceOutput(out, lse)
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PROCESSORS
 
 
 def _arch(device: torch.device) -> int:
