@@ -101,7 +101,7 @@ class TargetLaws:
     def law(self, row: int) -> Law:
         """The law of the token at a row, given that the drafts before it stand."""
         if self._plain:
-            return Law.point(int(self.packed.tops[0][self.own.start + row]))
+            return Law.point(int(self.packed.tops[0][self.own][row]))
         params, logits = self.params, self._finite(row)
         if self._changes:
             logits = self._changed(logits, row)
@@ -121,7 +121,7 @@ class TargetLaws:
         return torch.where(self.logits.amax(-1, keepdim=True).isfinite(), rows, math.nan)
 
     def _finite(self, row: int) -> torch.Tensor:
-        return self.packed.finite[self.own.start + row]
+        return self.packed.finite[self.own][row]
 
     @property
     def _changes(self) -> bool:
