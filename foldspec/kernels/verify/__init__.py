@@ -118,6 +118,7 @@ class Verify(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Any]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.verify import reference
+    from foldspec.kernels.verify import cuda, reference
 
-    return [("reference", reference.supports, reference.verify)]
+    compiled = cuda.CudaVerify(library.gpu)
+    return [("cuda", compiled.supports, compiled), ("reference", reference.supports, reference.verify)]
