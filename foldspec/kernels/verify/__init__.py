@@ -118,7 +118,11 @@ class Verify(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Any]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.verify import cuda, reference
+    from foldspec.kernels.verify import cuda, reference, triton
 
     compiled = cuda.CudaVerify(library.gpu)
-    return [("cuda", compiled.supports, compiled), ("reference", reference.supports, reference.verify)]
+    return [
+        ("cuda", compiled.supports, compiled),
+        ("triton", triton.supports, triton.verify),
+        ("reference", reference.supports, reference.verify),
+    ]
