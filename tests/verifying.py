@@ -1,5 +1,5 @@
-"""For the tests of verify: requests of every kind, with laws of every kind, and the rules by themselves to compare with;
-and its CUDA source, compiled to run on a CPU (``shim/cuda_runtime.h``)."""
+"""For the tests of verify: requests of every kind, with laws of every kind, and the rules by themselves to compare
+with; and its CUDA source, compiled to run on a CPU (``shim/cuda_runtime.h``)."""
 
 from __future__ import annotations
 

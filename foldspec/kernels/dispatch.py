@@ -69,7 +69,7 @@ class Kernels:
         gpu = self._library.gpu
         told = [self._library.notice, gpu.notice]
         if gpu.notice is not None and gpu.reason is not None:
-            runs = next((choice.name for choice in self.choices if choice.operator == "verify"), None)
+            runs = next((choice.name for choice in reversed(self.choices) if choice.operator == "verify"), None)
             which = "Triton" if runs == "triton" else "torch"
             told[1] = f"{gpu.notice}; using the {which} implementation, same results; {INSTALL_NVCC}"
         return tuple(notice for notice in dict.fromkeys(told) if notice is not None)
