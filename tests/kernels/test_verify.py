@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,8 +328,8 @@ GPU, CPU = Facts("cuda", torch.bfloat16), Facts("cpu", torch.float32)
 @pytest.mark.parametrize("which", ["triton", "torch"])
 def test_without_nvcc_one_line_says_so(which: str, gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    if which == "torch":
-        monkeypatch.setitem(sys.modules, "triton", None)
+    there = SimpleNamespace(knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=False)))
+    monkeypatch.setitem(sys.modules, "triton", there if which == "triton" else None)
     kernels = Kernels("auto", Library(tmp_path / "kernels"))
     kernels.choose("verify", CPU)
     assert kernels.notices == ()  # nobody asked for it
