@@ -4,6 +4,7 @@ on a GPU."""
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +66,8 @@ class CudaVerify:
         given = _arguments(blocks, found)
         room = torch.empty(room_of(given), dtype=torch.uint8, device=found.device)
         given.room = room.data_ptr()
-        wrong = verify(given, torch.cuda.current_stream(found.device).cuda_stream if found.is_cuda else 0)
+        with torch.cuda.device(found.device) if found.is_cuda else nullcontext():
+            wrong = verify(given, torch.cuda.current_stream().cuda_stream if found.is_cuda else 0)
         if wrong:
             raise RuntimeError(f"the CUDA verification kernel: {error_of(wrong).decode()}")
         return Decided(found[:, 0], found[:, 1], found[:, 2], found[:, 3:].bool())
