@@ -235,6 +235,7 @@ SHOWN_BY: dict[str, Callable[[], Blocks]] = {
     "a barrier less, sums": lambda: blocks(Case("exact"), 4, 5, 9000),
     "one chunk for all": lambda: blocks(Case("exact"), 2, 5, 9000, temperature=0.0, q=False),
     "not strictly less": ruled_out,
+    "what p rules out": lambda: blocks(Case("linear", (0.2,)), 4, 5, 40, temperature=0.0),
 }
 
 
