@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 from foldspec.noise import Noise
 from foldspec.records import Proposal, Verdict
@@ -48,6 +49,11 @@ class AcceptanceRule(ABC):
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""
+
+    def case(self) -> Case | None:
+        """The rule as ``kernels/verify`` decides it for a whole batch on a GPU, the same way as :meth:`judge`; None: it
+        knows no such rule, and each request is judged by itself."""
+        return None
 
     # What measurements ask of a rule; a rule need not say either.
 

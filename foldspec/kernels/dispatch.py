@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
+from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append, verify
 from foldspec.kernels import multi_read_attention as mra
+from foldspec.kernels.build import INSTALL_NVCC
 from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.multi_read_attention.splits import Splits
@@ -30,6 +31,7 @@ OPERATORS: dict[str, Callable[[Library], Any]] = {
     "rotate_append": rotate_append.candidates,
     "move_rows": lambda library: moving.device_candidates(),
     "gate_mul": gate_mul.candidates,
+    "verify": verify.candidates,
 }
 
 
@@ -63,14 +65,21 @@ class Kernels:
 
     @classmethod
     def of(cls, options: EngineOptions) -> Kernels:
-        """The operators of an engine, with a compiled library and what was measured in its cache folder."""
+        """The operators of an engine, with compiled libraries and what was measured in its cache folder."""
         folder = options.cache_dir / "kernels"
-        return cls(options.kernels, Library(folder, options.compiler), Splits(folder / "splits.json"))
+        library = Library(folder, options.compiler, nvcc=options.nvcc)
+        return cls(options.kernels, library, Splits(folder / "splits.json"))
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user should be told, a line each: so far, that there is no compiled library and what to do."""
-        return () if self._library.notice is None else (self._library.notice,)
+        """What the user should be told, a line each: that there is no compiled library and what to do."""
+        gpu = self._library.gpu
+        told = [self._library.notice, gpu.notice]
+        if gpu.notice is not None and gpu.reason is not None:
+            runs = next((choice.name for choice in reversed(self.choices) if choice.operator == "verify"), None)
+            which = "Triton" if runs == "triton" else "torch"
+            told[1] = f"{gpu.notice}; using the {which} implementation, same results; {INSTALL_NVCC}"
+        return tuple(notice for notice in dict.fromkeys(told) if notice is not None)
 
     def multi_read_attention(self, batch: Sequence[Sequence[mra.ReadArgs]]) -> list[mra.Output]:
         """One output a request, from its reads."""
@@ -157,6 +166,11 @@ class Kernels:
     def _gate_mul(self, gate: torch.Tensor, up: torch.Tensor, f: gate_mul.Gate) -> torch.Tensor:
         run: gate_mul.GateMul = self.choose("gate_mul", gate_mul.Facts(gate.device.type, gate.dtype))
         return run(gate, up, f)
+
+    def verify(self, blocks: verify.Blocks) -> verify.Decided:
+        """Which drafts of each request stand, and what follows them, decided on the device."""
+        run: verify.Verify = self.choose("verify", verify.Facts(blocks.logits.device.type, blocks.logits.dtype))
+        return run(blocks)
 
     def choose(self, operator: str, facts: Any) -> Any:
         """The implementation of an operator for these facts of it, picked once and then noted in ``choices``."""
