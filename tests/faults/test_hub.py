@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults.hub_server import Hub, serve
 
-from foldspec.checkpoints.resolve import _explain, resolve
+from foldspec.checkpoints.resolve import explain, resolve
 from foldspec.errors import CheckpointError, ResourceError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -238,5 +238,5 @@ def test_folders(tmp_path, monkeypatch):
 
 
 def test_disk_full_while_downloading():
-    error = _explain(OSError(errno.ENOSPC, "No space left on device", "/cache/blob"), "a/b", None)
+    error = explain(OSError(errno.ENOSPC, "No space left on device", "/cache/blob"), "a/b", None)
     assert isinstance(error, ResourceError) and str(error).startswith("/cache/blob: the disk is full")
