@@ -224,8 +224,8 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
         sizes = [one["n_in"] for one in cell["requests"]]
         lines.append(
             f"{cell['task']} {cell['length']}: {len(sizes)} requests of {min(sizes)} to {max(sizes)} tokens, "
-            f"at most {cell['max_new']} of output, "
-            f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}"
+            f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}, "
+            f"{cell['max_new']} tokens of output at most"
         )
     for length, count in plan["prefills"].items():
         many = "prefill" if count == 1 else "prefills"

@@ -76,7 +76,8 @@ def _parsing(head: str, body: str) -> str | None:
     """``head`` and as many lines of ``body`` as are Python together; None if not even one is."""
     lines = body.rstrip().split("\n")
     while lines and any(line.strip() for line in lines):
-        code = f"{head}\n".rstrip(" ") + "\n".join(lines) if head else "\n".join(lines)
+        code = head + "
+".join(lines)
         try:
             ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -17,6 +17,16 @@ __all__ = ["Choice", "Dialogue", "InfiniteBench", "Questions", "RetrKV", "Summar
 REASON = "\n\nReason step by step, then give the final answer after the word Answer and a colon."
 
 
+def _template(file: str, brief: tuple[str, str] | None, text: str) -> str:
+    """One of the official prompts; raises KeyError and ValueError where it is not as it was."""
+    template = cast(dict[str, str], constant(text, "gpt4_templates"))[file]
+    if brief is None:
+        return template
+    after, before = brief
+    end = template.rindex(before) if before else len(template)
+    return template[: template.rindex(after, 0, end) + len(after)] + template[end:] + REASON
+
+
 class InfiniteBench(Published):
     """The gpt4 family of the official prompts, of the data file ``file``. ``brief`` cuts an official prompt's demand
     for an answer without reasons, which the FOLD paper replaces by one for reasons first (its words are not published,
@@ -115,16 +125,6 @@ class Dialogue(InfiniteBench):
     def score(self, answer: list[str], text: str) -> Score:
         found = [word.upper() for word in words(final(said(text) or ""))]
         return Score(float(any(name.upper() in found for name in answer)), answered=bool(found))
-
-
-def _template(file: str, brief: tuple[str, str] | None, text: str) -> str:
-    """One of the official prompts; raises KeyError and ValueError where it is not as it was."""
-    template = cast(dict[str, str], constant(text, "gpt4_templates"))[file]
-    if brief is None:
-        return template
-    after, before = brief
-    end = template.rindex(before) if before else len(template)
-    return template[: template.rindex(after, 0, end) + len(after)] + template[end:] + REASON
 
 
 def _listed(answer: object) -> list[str]:
