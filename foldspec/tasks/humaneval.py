@@ -17,7 +17,7 @@ from foldspec.tasks.published import Published
 __all__ = ["HumanEval", "program"]
 
 _FENCED = re.compile(r"```[ \t]*(\w*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_CODE = re.compile(r"(?m)^(?:def|async def|class|import|from|@)\b|^@")
+_CODE = re.compile(r"(?m)^(?:@|(?:def|async def|class|import|from)\b)")
 
 
 class HumanEval(Published):
@@ -76,8 +76,7 @@ def _parsing(head: str, body: str) -> str | None:
     """``head`` and as many lines of ``body`` as are Python together; None if not even one is."""
     lines = body.rstrip().split("\n")
     while lines and any(line.strip() for line in lines):
-        code = head + "
-".join(lines)
+        code = head + "\n".join(lines)
         try:
             ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
