@@ -204,7 +204,7 @@ def _made_from(cell: Mapping[str, Any]) -> str:
     """Which data, which version, whose words."""
     if cell["name"] in MADE:
         return f"{cell['name']}: {cell['dataset']}; nobody's published set"
-    version = f" at {cell['revision'][:12]}" if cell["revision"] else ", version not known"
+    version = f" at {cell['revision'][:12]}" if cell["revision"] else ", from a local file"
     return f"{cell['name']}: {cell['dataset']}{version}; prompt: {cell['prompt']}"
 
 
