@@ -139,7 +139,7 @@ FAILURES = {
     "leaves": "    import os\n    os._exit(0)\n",
     "exits": "    raise SystemExit(0)\n",
     "prints what it likes": "    print('passed')\n    import sys\n    sys.stdout.flush()\n    return 1\n",
-    "needs too much": "    return len(bytearray(1 << 40))\n",
+    "needs too much": "    return len(bytes(6 << 30))\n",
     "goes too deep": "    return half(n)\n",
 }
 
