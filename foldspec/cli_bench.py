@@ -46,9 +46,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--methods", metavar="LIST", help="default: lookup,full,window,fold")
     what.add_argument("--tasks", metavar="LIST", help="default: docs,code,kv; random draws ids, to test the bench")
-    what.add_argument("--lengths", metavar="LIST", help="tokens of prompt; default: 512,2k,8k")
+    what.add_argument(
+        "--data",
+        action="append",
+        metavar="TASK=PATH",
+        help="a published task's file or folder, in its official form: read before any hub is asked; repeatable",
+    )
+    what.add_argument(
+        "--lengths",
+        metavar="LIST",
+        help="tokens of prompt; default: 512,2k,8k; of published prompts, which are never cut, what they are below",
+    )
     what.add_argument("--limit", type=int, metavar="N", help="requests a task and length; default: 20")
-    what.add_argument("--max-new", type=int, metavar="N", help="tokens of output at most; default: 128")
+    what.add_argument("--max-new", type=int, metavar="N", help="tokens of output at most; default: each task's own")
     what.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the target's own stop ids")
     what.add_argument("--window", type=int, metavar="N", help="W of every method that names none")
     what.add_argument("--alpha", type=float, metavar="X", help="alpha of every method that names none")
@@ -65,6 +75,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="also fit the throughput model to each method, in runs apart, and print it beside what was measured",
+    )
+    how.add_argument("--score", action="store_true", default=None, help="also what libraries say of outputs ([eval])")
+    how.add_argument(
+        "--allow-code-execution",
+        action="store_true",
+        default=None,
+        help="run what the model writes, as this user: humaneval is scored by it; no sandbox",
     )
     how.add_argument("--against", metavar="METHOD", help="also each method's speedup over this one")
     output = parser.add_argument_group("output")
@@ -95,15 +112,24 @@ def _bench(options: argparse.Namespace) -> int:
         from foldspec.bench.inputs import make_cells, parse_lengths
         from foldspec.bench.report import render
         from foldspec.bench.session import Session, dry_run, dry_run_lines
-        from foldspec.bench.sources import make_sources
+        from foldspec.bench.sources import OUTPUT, make_sources
 
     about, engine, settings, told = _load(options, settings)
-    longest = about.max_context - settings.max_new
+    longest = about.max_context - (settings.max_new or OUTPUT)
     lengths, cut = parse_lengths(settings.lengths, longest)
     say = _nothing if options.quiet else _told
     say([*told, *cut])
-    sources = make_sources(settings.task_names, about, seed=settings.seed)
-    cells = make_cells(sources, lengths, limit=settings.limit, longest=longest)
+    sources = make_sources(
+        settings.task_names,
+        about,
+        seed=settings.seed,
+        max_new=settings.max_new,
+        data=settings.paths,
+        offline=options.offline,
+        score=settings.score,
+        execute=settings.allow_code_execution,
+    )
+    cells = make_cells(sources, lengths, limit=settings.limit)
     if engine is None:
         plan = dry_run(cells, settings)
         print(json.dumps(plan) if options.format == "json" else "\n".join(dry_run_lines(plan)), flush=True)
@@ -160,7 +186,7 @@ def _load(
     from foldspec.bench.inputs import parse_lengths
     from foldspec.bench.methods import check_drafts
     from foldspec.bench.session import check_options
-    from foldspec.bench.sources import About
+    from foldspec.bench.sources import OUTPUT, About
     from foldspec.engine import Engine, forced, split_options
     from foldspec.kernels.dispatch import Kernels
     from foldspec.loading import find_pair
@@ -191,7 +217,7 @@ def _load(
             )
             if options.load_format == "dummy" and options.max_context is None:  # its longest would fill the memory
                 lengths, _ = parse_lengths(settings.lengths, 1 << 40)
-                options.max_context = min(found.model.max_positions, lengths[-1] + settings.max_new)
+                options.max_context = min(found.model.max_positions, lengths[-1] + (settings.max_new or OUTPUT))
         if options.dry_run:
             settings = _runnable(options, settings, found.network)
             for method in settings.parsed[1:]:

@@ -25,6 +25,7 @@ from foldspec.bench.timing import Clock, Run, Snapshot, measure, sha256_of
 from foldspec.errors import ResourceError
 from foldspec.options import SamplingParams
 from foldspec.schedule.trace import PARTS, Stopwatch
+from foldspec.tasks.base import Score
 
 __all__ = ["Arm", "Bench", "WarmUp"]
 
@@ -113,7 +114,7 @@ class Bench:
                     self.progress(f"warming up at {cell.length} tokens: {arm.label}", count + 1, len(self.arms))
                 times: list[float] = []
                 while len(times) < self.warmup:
-                    run = measure(arm.engine, prefix, self.params, self.clock)
+                    run = measure(arm.engine, prefix, self._params(cell.spare), self.clock)
                     assert run.first_time is not None and run.last_time is not None
                     times.append(metrics.tpot(run.first_time, run.last_time, run.n_out) or 0.0)
                     warm = WarmUp(arm.label, cell.length, len(times), _change(times))
@@ -126,12 +127,13 @@ class Bench:
     def request(self, item: Input, number: int) -> list[dict[str, Any]]:
         """The lines of one request, one a method."""
         where = f"{item.task} {item.length} {item.id}"
-        params = dataclasses.replace(self.params, seed=int(item.sha256[:SEED_DIGITS], 16))
+        params = dataclasses.replace(self._params(item), seed=int(item.sha256[:SEED_DIGITS], 16))
         sequence = order(self.labels, number, self.order)
-        limit = min(self.params.max_tokens, self.max_context - len(item.ids))
+        limit = min(params.max_tokens, self.max_context - len(item.ids))
         runs: dict[str, Run] = {}
         failed: dict[str, str] = {}
         traces: dict[str, dict[str, float]] = {}
+        scores: dict[str, Score | None] = {}  # methods that lose nothing say the same: it is judged once
         with self.arms[0].engine.prefill(item.ids) as prefix:
             for label in sequence:
                 try:
@@ -171,13 +173,19 @@ class Bench:
             line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
             real = not arm.made_up and not self._all[AR].made_up
             line |= self.difference(runs.get(AR), runs[label], item) if real else {"first_diff": None, "gap": None}
-            line["score"] = int(item.answer in runs[label].text) if real and item.answer is not None else None
+            text = runs[label].text
+            if text not in scores:
+                scores[text] = item.judge(text) if real and item.judge else None
+            line |= _scored(scores[text])
             middle = len(item.ids) + runs[label].n_out // 2
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)
             line["calibration"] = calibration if label == AR else None
             lines.append(line)
         return lines
+
+    def _params(self, item: Input) -> SamplingParams:
+        return self.params if item.max_new is None else dataclasses.replace(self.params, max_tokens=item.max_new)
 
     def difference(self, plain: Run | None, run: Run, item: Input) -> dict[str, Any]:
         """Where the output first differs from plain decoding's, and how close the target's two best logits are there:
@@ -225,6 +233,13 @@ def as_line(run: Run, *, draft_prefill: float) -> dict[str, Any]:
         "tpot_ms": None if tpot is None else 1e3 * tpot,
         "output_ids_sha256": sha256_of(run.token_ids),
     }
+
+
+def _scored(score: Score | None) -> dict[str, Any]:
+    """What is kept of a score; all None where nothing was judged."""
+    if score is None:
+        return {"score": None, "answered": None, "second_opinion": None}
+    return {"score": score.value, "answered": score.answered, "second_opinion": score.second}
 
 
 def _change(times: Sequence[float]) -> float | None:

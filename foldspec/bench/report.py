@@ -10,6 +10,7 @@ from typing import Any
 from foldspec.bench import model_report
 from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
+from foldspec.tasks import MADE
 
 __all__ = ["FORMATS", "Column", "as_csv", "as_table", "remarks", "render", "tables"]
 
@@ -87,6 +88,16 @@ PARTS: list[Column] = [
     ("method", _method),
     *((part, lambda row, part=part: f"{row['parts_ms'][part]:.2f}") for part in ("draft", "verify", "accept", "host")),
 ]
+SCORES: list[Column] = [
+    ("task", lambda row: str(row["task"])),
+    ("length", lambda row: str(row["length"])),
+    ("method", _method),
+    ("n", lambda row: str(row["n"])),
+    ("score", _ci("score", 3)),
+    ("no answer", lambda row: str(row["no_answer"])),
+    ("hit limit", lambda row: str(row["hit_limit"])),
+    ("second", lambda row: "-" if row["second_opinion_mean"] is None else f"{row['second_opinion_mean']:.3f}"),
+]
 LEGEND = (
     "tau: committed tokens a round, the target's own included, mean of requests [95% interval]; pooled: of all at once",
     "TPOT: (last token - first token) / (tokens - 1), prefill excluded, median",
@@ -116,12 +127,14 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Column], S
     made_up: list[Column] = [("made up", lambda row: unreal.get(row["method"], ""))] if unreal else []
     against = result["against"]
     traced = [row for row in result["summary"] if row["parts_ms"]]
+    scored = [row for row in result["summary"] if row.get("score_ci")]  # a result of an earlier version has none
     model = result.get("calibration") or {"profiles": [], "methods": []}
     found: list[tuple[str, Sequence[Column], Sequence[Row]]] = [
         (FIRST, [*COLUMNS, *made_up], result["summary"]),
         ("average over tasks", [*AVERAGES, *made_up], result["averages"]),
         (f"speedup over {against[0]['against']}" if against else "", [*AGAINST, *made_up], against),
         ("ms a round, from a separate traced pass", [*PARTS, *made_up], traced),
+        ("score, mean [95% interval]; outputs without an answer count as wrong", [*SCORES, *made_up], scored),
         ("the drafters, at lambda 0", model_report.PROFILES, model["profiles"] if model["methods"] else []),
         ("the throughput model beside what was measured", model_report.METHODS, model["methods"]),
     ]
@@ -176,13 +189,23 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
         lines.append(f"load average {' before, '.join(loads)} after; threads: {result['env']['threads']}")
-    made_from = {cell["name"]: cell["dataset"] for cell in result["tasks"]}
-    lines += [f"{name}: {dataset}; nobody's published set" for name, dataset in made_from.items() if name != "random"]
+    lines += list(dict.fromkeys(_made_from(cell) for cell in result["tasks"] if cell["name"] != "random"))
+    rules = {cell["name"]: cell["scoring"] for cell in result["tasks"] if cell.get("scoring")}
+    judged = {row["task"] for row in result["summary"] if row.get("score_ci")}
+    lines += [f"score of {name}: {rule}" for name, rule in rules.items() if name in judged]
     if "random" in result["settings"]["tasks"]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:
         lines.append("INCOMPLETE: interrupted; go on with --resume")
     return [*result["notices"], *lines]
+
+
+def _made_from(cell: Mapping[str, Any]) -> str:
+    """Which data, which version, whose words."""
+    if cell["name"] in MADE:
+        return f"{cell['name']}: {cell['dataset']}; nobody's published set"
+    version = f" at {cell['revision'][:12]}" if cell["revision"] else ", from a local file"
+    return f"{cell['name']}: {cell['dataset']}{version}; prompt: {cell['prompt']}"
 
 
 def as_table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:

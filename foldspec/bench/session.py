@@ -21,7 +21,7 @@ from foldspec.bench.modelled import calibration
 from foldspec.bench.protocol import Arm, Bench
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
-from foldspec.bench.sources import datasets
+from foldspec.bench.sources import OUTPUT
 from foldspec.bench.store import Store
 from foldspec.context import uses
 from foldspec.engine import Engine
@@ -59,9 +59,8 @@ class Session:
             for arm in arms
         }
         _check_methods(self.methods)
-        params = SamplingParams(
-            max_tokens=settings.max_new, ignore_eos=settings.ignore_eos, temperature=settings.temperature
-        )
+        longest = max(item.max_new or OUTPUT for cell in cells for item in cell.inputs)
+        params = SamplingParams(max_tokens=longest, ignore_eos=settings.ignore_eos, temperature=settings.temperature)
         self._calibrator = Calibrator(arms[1:], params) if settings.calibrate else None
         self.store = Store(out, arms=[arm.label for arm in arms])
         self.bench = Bench(
@@ -89,7 +88,7 @@ class Session:
     def _plan(self) -> dict[str, Any]:
         """What a resumed bench must agree in."""
         settings = self.settings.as_dict()
-        for free in ("bootstrap", "against", "warmup"):  # they change no measurement
+        for free in ("bootstrap", "against", "warmup", "data"):  # they change no measurement; inputs are compared
             settings.pop(free)
         env = self._plain.env()
         machine = {key: env[key] for key in ("device", "threads", "torch", "foldspec")}
@@ -119,7 +118,6 @@ class Session:
         """The object of ``bench.schema.json``; also written to the folder. Raises :class:`MeasurementError` if what was
         measured is not what was planned."""
         settings, labels = self.settings, self.bench.labels
-        made_from = datasets(settings.task_names)
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
         cells, left_out = summary.pairs(self.store.lines, labels)
@@ -128,6 +126,7 @@ class Session:
         excluded = {
             (cell.task, cell.length): {
                 "too_long": cell.too_long,
+                "repeated": cell.repeated,
                 **{why: left_out[cell.task, cell.length, why] for why in ("short_output", "missing", "clock")},
             }
             for cell in self.cells
@@ -159,12 +158,14 @@ class Session:
             "tasks": [
                 {
                     "name": cell.task,
-                    "dataset": made_from[cell.task],
+                    **cell.facts,
+                    "max_new": cell.spare.max_new,
                     "length": cell.length,
                     "n": len(cells.get((cell.task, cell.length), ())),
                     "planned": len(cell.inputs),
                     "excluded": excluded[cell.task, cell.length],
                     "ids": [item.id for item in cell.inputs],
+                    "inputs_sha256": [item.sha256 for item in cell.inputs],
                     "warm_up_input": "made up" if cell.made_up else cell.spare.id,
                 }
                 for cell in self.cells
@@ -199,8 +200,11 @@ def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> dict[str, Any]:
         {
             "task": cell.task,
             "length": cell.length,
-            "requests": [{"id": item.id, "n_in": len(item.ids)} for item in cell.inputs],
+            **cell.facts,
+            "max_new": cell.spare.max_new,
+            "requests": [{"id": i.id, "n_in": len(i.ids), "input_sha256": i.sha256} for i in cell.inputs],
             "too_long": cell.too_long,
+            "repeated": cell.repeated,
             "warm_up": None if cell.made_up else cell.spare.id,
         }
         for cell in cells
@@ -223,12 +227,13 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
         sizes = [one["n_in"] for one in cell["requests"]]
         lines.append(
             f"{cell['task']} {cell['length']}: {len(sizes)} requests of {min(sizes)} to {max(sizes)} tokens, "
-            f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}"
+            f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}, "
+            f"{cell['max_new']} tokens of output at most"
         )
     for length, count in plan["prefills"].items():
         many = "prefill" if count == 1 else "prefills"
         lines.append(f"{count} {many} of {length} tokens, {count * len(methods)} runs")
-    return [*lines, f"each run {plan['max_new']} tokens at most"]
+    return lines
 
 
 def check_options(methods: Sequence[Method]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foldspec.bench import guards, metrics
@@ -118,7 +118,7 @@ def rows(
                     if real and not drawn
                     else None,
                     "gap_largest": max((line["gap"] for line in mine if line["gap"] is not None), default=None),
-                    "score_mean": _score([line["score"] for line in mine]),
+                    **_scores(mine, mean_ci),
                     "gb_s": metrics.mean(rates),
                     "bandwidth_share": metrics.mean(rates) / bandwidth if bandwidth else None,
                     "parts_ms": _parts([line["parts_ms"] for line in mine]),
@@ -128,10 +128,18 @@ def rows(
     return table
 
 
-def _score(scores: Sequence[int | None]) -> float | None:
-    """The share of right outputs; None for a task that has no answers."""
-    there = [score for score in scores if score is not None]
-    return metrics.mean(there) if there else None
+def _scores(mine: Sequence[Line], mean_ci: Callable[[Sequence[float]], list[float]]) -> dict[str, Any]:
+    """The mean score with its interval, outputs without an answer (which count as wrong), outputs that were cut at the
+    limit, and the second opinion; None where nothing was judged."""
+    scores = [line["score"] for line in mine if line["score"] is not None]
+    second = [line["second_opinion"] for line in mine if line["second_opinion"] is not None]
+    return {
+        "score_mean": metrics.mean(scores) if scores else None,
+        "score_ci": mean_ci(scores) if scores else None,
+        "no_answer": sum(not line["answered"] for line in mine) if scores else None,
+        "hit_limit": sum(line["finish"] == "length" for line in mine) if scores else None,
+        "second_opinion_mean": metrics.mean(second) if second else None,
+    }
 
 
 def _commit_counts(commits: Sequence[Sequence[int]]) -> list[int]:

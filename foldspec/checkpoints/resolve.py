@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from foldspec.checkpoints.headers import Entry, Weights, entries_of, read_headers
 from foldspec.errors import CheckpointError, FoldspecError, ResourceError, UsageError
 
-__all__ = ["Resolved", "peek", "resolve"]
+__all__ = ["Resolved", "explain", "peek", "quiet", "resolve"]
 
 # Of the repository's top folder only; never pickles (*.bin, *.pt), which run code when read.
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -83,7 +83,7 @@ def resolve(
     except FoldspecError:
         raise
     except Exception as error:  # the hub's errors have no common base, and differ between its versions
-        plain = _explain(error, ref, revision)
+        plain = explain(error, ref, revision)
         # a branch that cannot be looked up because the network is down: what it was last time will do
         found = _cached(ref, revision, cache_dir) if isinstance(plain, ResourceError) else None
         if found:
@@ -115,7 +115,7 @@ def peek(
     except FoldspecError:
         raise
     except Exception as error:  # as above
-        plain = _explain(error, ref, revision)
+        plain = explain(error, ref, revision)
         there = _cached(ref, revision, cache_dir) if isinstance(plain, ResourceError) else None
         if there is None:
             raise plain from error
@@ -136,7 +136,7 @@ def _look(
     if there is not None:
         return there, None
     disable_progress_bars()
-    with _quiet():
+    with quiet():
         small = [pattern for pattern in _WANTED if pattern != "*.safetensors"]
         path = snapshot_download(
             repo, revision=commit, cache_dir=cache_dir, allow_patterns=small, ignore_patterns=_UNWANTED
@@ -237,7 +237,7 @@ def _download(repo: str, revision: str | None, cache_dir: Path | None, progress:
             f"{repo} takes {total / 1e9:.2f} GB of disk, {free / 1e9:.2f} GB are free", where=str(cache), do=_ROOM
         )
     disable_progress_bars()
-    with _quiet(), _watched(blobs, there, total, progress):
+    with quiet(), _watched(blobs, there, total, progress):
         path = snapshot_download(
             repo, revision=revision, cache_dir=cache_dir, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
         )
@@ -286,7 +286,7 @@ def _watched(blobs: Path, before: int, total: int, progress: Progress | None) ->
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the hub library's warnings (every retry) off stderr; what finally fails is raised and explained."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
@@ -301,7 +301,7 @@ _ROOM = "free some space or choose another cache folder"
 _LOGIN = "set HF_TOKEN to a token that may read it, and check the spelling"
 
 
-def _explain(error: Exception, repo: str, revision: str | None) -> FoldspecError:
+def explain(error: Exception, repo: str, revision: str | None) -> FoldspecError:
     """One line for a failure of the hub library, found in its chain of causes."""
     from huggingface_hub import errors
 

@@ -6,11 +6,11 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from foldspec.errors import UsageError
 
-__all__ = ["Encode", "Item", "Task", "Text", "chat", "ending", "shuffled"]
+__all__ = ["Encode", "Item", "Score", "Task", "Text", "chat", "ending", "shuffled"]
 
 Text: TypeAlias = str | Sequence[Mapping[str, str]]  # raw text, or chat messages
 Encode: TypeAlias = Callable[[Text], tuple[int, ...]]  # Engine.encode, or what does the same
@@ -21,31 +21,62 @@ SURPLUS = 16  # tokens beyond those kept: what lies at the start of a cut text m
 
 @dataclass(frozen=True)
 class Item:
-    """One request. ``id`` is the same at every length, ``answer`` what must be in the output (None: nothing known)."""
+    """One request. ``id`` is the same at every length, ``answer`` what :meth:`Task.score` judges by (None: nothing
+    known)."""
 
     id: str
     prompt: tuple[int, ...]
-    answer: str | None = None
+    answer: Any = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """How right an output is: ``value`` from 0 to 1; ``answered``: whether there was anything to judge (if not, the
+    value is 0); ``second``: what another judge says of the same output."""
+
+    value: float
+    answered: bool = True
+    second: float | None = None
 
 
 class Task(ABC):
-    """``dataset``: what it is made from, with version; ``max_new``: tokens to generate, unless told otherwise."""
+    """``max_new``: tokens to generate, unless told otherwise. ``scoring``: the rule of :meth:`score`, in words.
+    ``library``: the module without which :meth:`by_library` cannot judge. ``executes``: judging runs what a model
+    wrote. ``whole``: prompts are as long as they are, and a length only bounds them."""
 
     name: ClassVar[str]
     max_new: ClassVar[int]
+    scoring: ClassVar[str] = ""
+    library: ClassVar[str] = ""
+    executes: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     @property
     @abstractmethod
-    def dataset(self) -> str: ...
+    def dataset(self) -> str:
+        """What it is made from, with version."""
 
     @abstractmethod
-    def items(self, encode: Encode, length: int, limit: int, seed: int) -> list[Item]:
+    def items(self, encode: Encode, length: int, limit: int, seed: int) -> Iterable[Item]:
         """At most ``limit`` items (fewer if the task has no more), with prompts of ``length`` tokens.
 
         ``seed`` fixes which items and in which order; a smaller ``limit`` gives the first of them. An item of the same
         id and seed at another length asks the same: results are paired. Raises :class:`UsageError` for a length that
         cannot be had.
         """
+
+    def facts(self) -> dict[str, str | None]:
+        """What a result must say of its data: also the commit (None: there is none, or it is not known), and whether
+        the prompt's wording is ``official``, our ``own`` or that of the ``data``, with its sha256."""
+        return {"dataset": self.dataset, "revision": None, "prompt": "own", "prompt_sha256": None}
+
+    def score(self, answer: Any, text: str) -> Score | None:
+        """By a rule that is all here. None: there is none, or no ``answer`` to judge by."""
+        return None
+
+    def by_library(self, answer: Any, text: str) -> float:
+        """What :attr:`library` says of it, from 0 to 1."""
+        raise NotImplementedError(self.library)
 
 
 def shuffled(candidates: Iterable[T], seed: int) -> list[T]:

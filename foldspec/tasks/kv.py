@@ -8,7 +8,7 @@ import random
 import uuid
 
 from foldspec.errors import UsageError
-from foldspec.tasks.base import Encode, Item, Task, chat, shuffled
+from foldspec.tasks.base import Encode, Item, Score, Task, chat, shuffled
 
 __all__ = ["KeyValue", "asked", "pairs"]
 
@@ -22,7 +22,8 @@ class KeyValue(Task):
     object, so for another key: with the same key and more pairs only before it, length would not move the answer away.
     """
 
-    name, max_new = "kv", 64
+    name, max_new = "kv", 128
+    scoring = "the value stands in the output"
 
     @property
     def dataset(self) -> str:
@@ -30,6 +31,9 @@ class KeyValue(Task):
 
     def items(self, encode: Encode, length: int, limit: int, seed: int) -> list[Item]:
         return [self._item(encode, length, c, seed) for c in shuffled(range(SAMPLES), seed)[:limit]]
+
+    def score(self, answer: str, text: str) -> Score:
+        return Score(float(answer in text))
 
     def _item(self, encode: Encode, length: int, sample: int, seed: int) -> Item:
         drawn = pairs(seed * SAMPLES + sample, max(1, length // 8))  # a pair has 72 characters and is never 8 tokens

@@ -10,7 +10,7 @@ from _options import whole
 
 from foldspec.cli_shared import add_engine, engine_options
 from foldspec.errors import UsageError
-from foldspec.tasks import TASKS
+from foldspec.tasks import MADE
 
 if TYPE_CHECKING:
     from foldspec.bench.inputs import Cell
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", help="a folder, a hub id, or an embedded one's name")
     parser.add_argument("--drafter", metavar="D", help="the same")
     what = parser.add_argument_group("requests")
-    what.add_argument("--tasks", type=tasks, default=list(TASKS), metavar="LIST", help=f"of {', '.join(TASKS)}")
+    what.add_argument("--tasks", type=tasks, default=list(MADE), metavar="LIST", help=f"of {', '.join(MADE)}")
     what.add_argument("--lengths", default="512,2k,4k", metavar="LIST", help="tokens of prompt; default: %(default)s")
     what.add_argument("--limit", type=whole(1, 10_000), default=4, metavar="N", help="a task and length; default: 4")
     what.add_argument("--max-new", type=whole(2), default=48, metavar="N", help="tokens of output; default: 48")
@@ -53,15 +53,15 @@ def cells(engine: Engine, chosen: argparse.Namespace, task: str, lengths: str) -
     longest = engine.max_context - chosen.max_new
     about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
     counts, cut = parse_lengths(lengths, longest)
-    sources = make_sources([task], about, seed=chosen.seed)
-    return make_cells(sources, counts, limit=chosen.limit, longest=longest), cut
+    sources = make_sources([task], about, seed=chosen.seed, max_new=chosen.max_new)
+    return make_cells(sources, counts, limit=chosen.limit), cut
 
 
 def tasks(text: str) -> list[str]:
     """A reader of comma-separated tasks, each taken once."""
     names = list(dict.fromkeys(filter(None, text.split(","))))
-    if not names or not set(names) <= set(TASKS):
-        raise argparse.ArgumentTypeError(f"{text!r:.60} names others than {', '.join(TASKS)}")
+    if not names or not set(names) <= set(MADE):
+        raise argparse.ArgumentTypeError(f"{text!r:.60} names others than {', '.join(MADE)}")
     return names
 
 

@@ -35,6 +35,7 @@ from foldspec.models.llama import Llama
 
 SMALL = ("--tasks", "random", "--lengths", "24,64", "--limit", 3, "--max-new", 12, "--threads", 1, "--ignore-eos")
 METHODS = ("--methods", "full,window:window=16,fold:alpha=4:window=16")
+ROOT = Path(__file__).parents[2]
 LABELS = ["ar", "full", "window:window=16", "fold:alpha=4:window=16", "ar again"]
 
 
@@ -360,3 +361,40 @@ def test_methods_that_cannot_run(tmp_path: Path) -> None:
     refused(bench("--quiet", "--methods", "fold:alpha=4,fold", "--alpha", 4), 2, "the same as fold:alpha=4")
     done = main("bench", *alone, *words, "--methods", "lookup", "--max-new", 8, "--ignore-eos", "--format", "csv")
     assert done.code == 0 and "lookup" in done.out
+
+
+def test_published_tasks_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own files come before any hub; what was read, asked and judged is in the result."""
+    pair, rows = with_text(copied(tmp_path / "pair"), bos=True), ROOT / "tests" / "golden" / "tasks" / "rows"
+    tell_bytes_apart(pair)
+    words = ("--methods", "lookup", "--threads", 1, "--ignore-eos", "--lengths", "128,700", "--offline")
+    sets = ("--data", f"gsm8k={rows / 'test.jsonl'}", "--data", f"humaneval={rows / 'HumanEval.jsonl'}")
+    named = ("--tasks", "gsm8k,mcq_synthetic,humaneval", "--limit", 2, "--max-new", 8, *sets)
+    run = (*pair_words(pair), *named, *words, "--format", "json", "--out", tmp_path / "out")
+    done = main("bench", *run, "--allow-code-execution")
+    assert done.code == 0, done
+    tasks = {t["name"]: t for t in done.json["tasks"] if t["length"] == 700}
+    assert tasks.keys() == {"gsm8k", "mcq_synthetic", "humaneval"}
+    assert all(t["prompt"] == "own" and len(t["prompt_sha256"]) == 64 and t["revision"] is None for t in tasks.values())
+    assert tasks["gsm8k"]["dataset"] == "openai/gsm8k main/test" and tasks["gsm8k"]["max_new"] == 8
+    kept = lines(tmp_path / "out")
+    for task in tasks.values():
+        hashes = {line["id"]: line["input_sha256"] for line in kept if line["task"] == task["name"]}
+        assert [hashes[i] for i in task["ids"]] == task["inputs_sha256"]
+    assert all(line["score"] == 0 and line["answered"] is not None for line in kept)
+    for row in done.json["summary"]:
+        assert row["score_mean"] == 0 and row["score_ci"] == [0, 0] and row["hit_limit"] == row["n"]
+    # without leave nothing is run, nor with --score
+    plain = ("bench", *pair_words(pair), *named, *words, "--dry-run")
+    assert main(*plain).code == 0
+    refused(main(*plain, "--score"), 2, "--score: ")
+    # each is told apart: data of no task, given twice, of no use, not there
+    refused(main(*plain, "--data", "kv=x"), 2, "--data kv=x: is not among --tasks")
+    refused(main(*plain, "--data", f"gsm8k={rows}"), 2, "is given twice")
+    refused(main(*plain, "--data", "gsm8k"), 2, "must be TASK=PATH")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    alone = ("bench", *pair_words(pair), "--tasks", "gsm8k", *words, "--dry-run")
+    refused(main(*alone), 4, "gsm8k: its data, openai/gsm8k at 7403", "--data gsm8k=PATH", "hf download openai/gsm8k")
+    told = json.loads(main(*plain, "--format", "json").out)
+    ids = {cell["task"]: [r["id"] for r in cell["requests"]] for cell in told["cells"] if cell["length"] == 700}
+    assert ids == {name: task["ids"] for name, task in tasks.items()}

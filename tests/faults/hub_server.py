@@ -74,6 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
+        path = path.replace("/api/datasets/", "/api/models/").removeprefix("/datasets")  # laid out as models are
         if hub.status is not None and hub.only in path:
             return self._fail(hub.status, hub.error_code)
         repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults.hub_server import Hub, serve
 
-from foldspec.checkpoints.resolve import _explain, resolve
+from foldspec.checkpoints.resolve import explain, resolve
 from foldspec.errors import CheckpointError, ResourceError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -238,5 +238,53 @@ def test_folders(tmp_path, monkeypatch):
 
 
 def test_disk_full_while_downloading():
-    error = _explain(OSError(errno.ENOSPC, "No space left on device", "/cache/blob"), "a/b", None)
+    error = explain(OSError(errno.ENOSPC, "No space left on device", "/cache/blob"), "a/b", None)
     assert isinstance(error, ResourceError) and str(error).startswith("/cache/blob: the disk is full")
+
+
+# As DRIVER, of a task's data: what is there afterwards, and how often the hub was asked.
+TASK_DRIVER = """
+import json, sys, time
+time.sleep = lambda seconds: None
+from foldspec.errors import FoldspecError
+from foldspec.tasks import make_task
+from foldspec.tasks.data import Access
+task = make_task("gsm8k", Access(offline=json.loads(sys.argv[1])))
+try:
+    ids = [item.id for item in task.items(lambda prompt: (1,), 512, 9, 0)]
+    print(json.dumps({"ids": ids, "revision": task.facts()["revision"]}))
+except FoldspecError as error:
+    print(json.dumps({"error": str(error), "code": error.exit_code}))
+"""
+
+
+def rows_of_gsm8k(hub_url: str, home: Path, offline: bool) -> dict:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
+    env |= {"HF_ENDPOINT": hub_url, "PYTHONPATH": str(ROOT), "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    words = [sys.executable, "-c", TASK_DRIVER, json.dumps(offline)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_task_reads_its_data_at_the_pinned_commit(tmp_path: Path) -> None:
+    """From the hub once, then from its cache without a socket; where neither has it, one line says what to do."""
+    from foldspec.tasks.gsm8k import GSM8K
+
+    rows = (ROOT / "tests" / "golden" / "tasks" / "rows" / "test.jsonl").read_bytes()
+    files = {"test.jsonl": rows, "train.jsonl": b"x", "README.md": b"y"}
+    commit = str(GSM8K.origin.revision)
+    with serve(Hub({}, commit=commit, more={"openai/gsm8k": files})) as hub:
+        missing = rows_of_gsm8k(hub.url, tmp_path, offline=True)
+        assert not hub.requests and missing["code"] == 4
+        fetched = rows_of_gsm8k(hub.url, tmp_path, offline=False)
+        assert len(fetched["ids"]) == 4 and fetched["revision"] == commit
+        assert not any("train" in path or "README" in path for path in hub.requests)
+        asked = len(hub.requests)
+        assert rows_of_gsm8k(hub.url, tmp_path, offline=True) == fetched and len(hub.requests) == asked
+    with serve(Hub({}, status=403, error_code="GatedRepo")) as hub:
+        gated = rows_of_gsm8k(hub.url, tmp_path / "other", offline=False)
+    down = rows_of_gsm8k("http://127.0.0.1:9", tmp_path / "other", offline=False)
+    for answer, says in ((missing, "is not in the hub's cache"), (gated, "is gated"), (down, "cannot be fetched")):
+        assert says in answer["error"] and "\n" not in answer["error"]
+        assert f"hf download openai/gsm8k --repo-type dataset --revision {commit} " in answer["error"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foldspec.tasks import TASKS, make_task
+from foldspec.tasks import MADE, make_task
 from foldspec.text.chat import ChatTemplate
 from foldspec.text.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ def encode(embedded):
     return run
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", MADE)
 def test_24_items_at_every_length(name, encode):
     found = {length: make_task(name).items(encode, length, 24, 0) for length in (512, 2048, 8064)}
     for length, items in found.items():

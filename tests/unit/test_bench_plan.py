@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foldspec.bench.bandwidth import read_bandwidth
-from foldspec.bench.inputs import make_cells, parse_lengths, random_source
+from foldspec.bench.inputs import Source, make_cells, parse_lengths, random_source
 from foldspec.bench.methods import order, parse_methods
 from foldspec.bench.settings import BenchSettings
 from foldspec.errors import UsageError
@@ -84,16 +84,16 @@ def test_cells() -> None:
         seen.append((length, count))
         return items[:count]
 
-    (cell,) = make_cells({"t": source}, [4], limit=3, longest=40)
+    (cell,) = make_cells({"t": Source(source, 40)}, [4], limit=3)
     assert [i.id for i in cell.inputs] == ["0", "1", "2"] and cell.spare.id == "3" and not cell.made_up
     assert seen == [(4, 4)] and len({i.sha256 for i in (*cell.inputs, cell.spare)}) == 4
-    (cell,) = make_cells({"t": source}, [4], limit=5, longest=40)  # none left to warm up on, and one is too long
+    (cell,) = make_cells({"t": Source(source, 40)}, [4], limit=5)  # none left to warm up on, and one is too long
     assert len(cell.inputs) == 4 and cell.too_long == 1 and cell.made_up and cell.spare.ids == (3, 2, 1, 0)
     assert cell.spare.sha256 not in {i.sha256 for i in cell.inputs}
     with pytest.raises(UsageError, match="no item"):
-        make_cells({"t": lambda length, count: []}, [4], limit=3, longest=40)
+        make_cells({"t": Source(lambda length, count: [], 40)}, [4], limit=3)
     with pytest.raises(UsageError, match="same id"):
-        make_cells({"t": lambda length, count: [items[0], items[0]]}, [4], limit=1, longest=40)
+        make_cells({"t": Source(lambda length, count: [items[0], items[0]], 40)}, [4], limit=1)
 
 
 def test_requests_that_are_not_each_their_own_are_refused() -> None:
@@ -105,7 +105,7 @@ def test_requests_that_are_not_each_their_own_are_refused() -> None:
     ]
     for items, says in cases:
         with pytest.raises(UsageError, match=says):
-            make_cells({"t": lambda length, count, items=items: items}, [4], limit=2, longest=40)
+            make_cells({"t": Source(lambda length, count, items=items: items, 40)}, [4], limit=2)
 
 
 def test_random_ids_come_from_the_seed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from foldspec.bench.report import render
 
-DOCS = {"name": "docs", "dataset": "pydoc", "length": 512}
+DOCS = {"name": "docs", "dataset": "pydoc", "revision": None, "prompt": "own", "scoring": None, "length": 512}
 
 
 def row(method: str, **changes: Any) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
         "ttft_ms_median": 900.0,
         "diff_from_ar": 0,
         "gap_largest": None,
+        "score_mean": None,
         "gb_s": 12.0,
         "bandwidth_share": 0.5,
         "parts_ms": None,
@@ -143,3 +144,15 @@ def test_a_lossy_method_is_called_so_and_its_output_may_differ() -> None:
         assert "OUTPUTS DIFFER" not in text
     assert "OUTPUTS DIFFER" in render(result(lossy, row("full", diff_from_ar=1), methods=methods), "table")
     assert "lossless" in render(result(lossy, methods=methods), "csv").splitlines()[0]
+
+
+def test_scores_stand_apart_with_their_rule_and_whose_words_were_used() -> None:
+    scored = {"score_mean": 0.25, "score_ci": [0.1, 0.4], "no_answer": 3, "hit_limit": 2, "second_opinion_mean": 0.5}
+    gsm8k = {"name": "gsm8k", "dataset": "openai/gsm8k", "revision": "740312add88f", "scoring": "the last box"}
+    cells = [{**gsm8k, "prompt": "own", "length": 512, "excluded": {"too_long": 1, "repeated": 2}}]
+    text = render(result(row("full", task="gsm8k", **scored), tasks=cells), "table")
+    assert "score, mean [95% interval]" in text and "0.250 [0.100, 0.400]" in text
+    assert "gsm8k: openai/gsm8k at 740312add88f; prompt: own" in text and "score of gsm8k: the last box" in text
+    assert "gsm8k 512: left out: 1 too long, 2 repeated" in text
+    none = render(result(row("full", task="gsm8k"), tasks=cells), "table")
+    assert "interval]; outputs" not in none and "score of" not in none

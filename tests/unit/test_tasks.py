@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from foldspec.errors import UsageError
-from foldspec.tasks import TASKS, make_task
+from foldspec.tasks import MADE, make_task
 from foldspec.tasks.base import ending
 from foldspec.tasks.code import Source, cut, nearest, pieces, read_sources
 from foldspec.tasks.held_out import held_out
@@ -154,7 +154,7 @@ def test_kv_holds_as_many_pairs_as_fit(encode_bpe):
         assert drawn[asked(sample, count)][1] == item.answer
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", MADE)
 def test_a_seed_fixes_the_order_and_a_limit_cuts_it(name):
     task = make_task(name)
     four = task.items(encode_bytes, 1200, 4, 7)
