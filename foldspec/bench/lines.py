@@ -63,6 +63,7 @@ def _calibration(value: Any) -> bool:
 
 
 _COUNTS, _PER_DRAFT = ("drafted", "accepted", "steps"), ("tv", "chance", "spent")
+LATER = ("answered", "second_opinion")  # what a scored output has besides
 _HEAD: dict[str, Callable[[Any], bool]] = {
     "task": _text,
     "length": lambda x: _whole(x, 1),
@@ -95,7 +96,7 @@ _BODY: dict[str, Callable[[Any], bool]] = {
 
 
 def check_line(line: Any, where: str) -> None:
-    """Raises :class:`MeasurementError` for what is no line of one run, or whose figures deny one another."""
+    """Fill in what lines of older benches lack (``LATER``). Raises :class:`MeasurementError` for what is no line of one run, or whose figures deny one another."""
 
     def refuse(what: str) -> None:
         raise MeasurementError(what, where=where)
@@ -103,6 +104,9 @@ def check_line(line: Any, where: str) -> None:
     if not isinstance(line, dict):
         refuse("is not the line of a run")
     body = {"error": _text} if line.get("finish") == "failed" else _BODY
+    for name in LATER:
+        if body is _BODY:
+            line.setdefault(name, None)
     for name, right in {**_HEAD, **body}.items():
         if name not in line or not right(line[name]):
             refuse(f"{name} is {f'{line[name]!r:.40}' if name in line else 'missing'}")

@@ -136,7 +136,7 @@ def _scores(mine: Sequence[Line], mean_ci: Callable[[Sequence[float]], list[floa
     return {
         "score_mean": metrics.mean(scores) if scores else None,
         "score_ci": mean_ci(scores) if scores else None,
-        "no_answer": sum(not line["answered"] for line in mine) if scores else None,
+        "no_answer": sum(line["answered"] is False for line in mine) if scores else None,
         "hit_limit": sum(line["finish"] == "length" for line in mine) if scores else None,
         "second_opinion_mean": metrics.mean(second) if second else None,
     }
