@@ -24,6 +24,7 @@ __all__ = [
     "CONTEXT",
     "CONTEXT_FIELDS",
     "DIVERGENCES",
+    "GRAPHS",
     "RESIDUALS",
     "RULE_FIELDS",
     "EngineOptions",
@@ -45,6 +46,7 @@ MOST_THREADS = 1024
 PREFIX_CACHES = ("exact", "approximate")
 DRAFT_NOISES = ("own", "shared")
 LOAD_FORMATS = ("auto", "dummy")
+GRAPHS = ("auto", "on", "off")
 WITHOUT_WEIGHTS = ("lookup", "repeat", "unigram")  # drafters
 SEED_BITS = 64
 
@@ -382,6 +384,8 @@ class EngineOptions:
                        ``max_context``, or what a share of the free memory holds
     ``debug``          check caches and bookkeeping after every step
     ``kernels``        ``auto`` or the name of one implementation to force
+    ``graphs``         rounds on fixed buffers, which a GPU records once and replays; ``auto``: on a GPU, ``on``: on a CPU
+                       as well, where that is slower (for tests); what cannot run so runs as ever
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
     ``cache_dir``      where prepared checkpoints and compiled kernels are kept
@@ -402,6 +406,7 @@ class EngineOptions:
     cache_tokens: int | None = None
     debug: bool = False
     kernels: str = "auto"
+    graphs: str = "auto"
     offline: bool = False
     compiler: str | None = None
     cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "foldspec")
@@ -411,6 +416,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
         one_of("weights", self.weights, WEIGHTS)
+        one_of("graphs", self.graphs, GRAPHS)
         whole("threads", self.threads, 1, optional=True)
         if (self.threads or 1) > MOST_THREADS:  # a number that was not meant ends in a crash of the thread library
             raise UsageError(f"must be at most {MOST_THREADS}, not {self.threads}", where="threads")

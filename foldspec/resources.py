@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.recurrent import RECORDED
 from foldspec.checkpoints.registry import Pair
@@ -28,6 +29,7 @@ from foldspec.made_up import Numbers
 from foldspec.memory import MemoryPlan, make_plan
 from foldspec.options import CONTEXT, EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
+from foldspec.schedule.graphs import Graphs, why_not
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
@@ -189,6 +191,30 @@ class Resources:
             what = f"the caches were made for drafts of at most {most} tokens, not {drafter.max_drafts}"
             raise UsageError(what, where="draft_tokens", do="ask for fewer")
         return drafter
+
+    def why_not(self, method: MethodOptions, rule: AcceptanceRule) -> str | None:
+        """Why rounds do not run on fixed buffers, in a line; None if they do."""
+        if self.options.graphs == "off" or (self.options.graphs == "auto" and self.device.type == "cpu"):
+            return "switched off" if self.options.graphs == "off" else "a CPU records no rounds"
+        return why_not(self.cache.spec, self.found.network, method, rule)
+
+    def graphs(self, drafter: Drafter, drafts: int) -> Graphs:
+        """Rounds on fixed buffers, of a drafter of these weights that proposes so many tokens."""
+        return Graphs(
+            self.found.model,
+            self.cache,
+            drafter,
+            drafts=drafts,
+            requests=self.options.max_batch,
+            longest=self.plan.longest,
+            device=self.device,
+            pool=self._graph_pool,
+        )
+
+    @cached_property
+    def _graph_pool(self) -> Any:
+        """The memory of all recordings."""
+        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @property
     def prefix_drafter(self) -> Drafter:

@@ -28,10 +28,12 @@ class Draft:
 
 class AcceptanceRule(ABC):
     """``lossless`` states whether the output's law is the target's own, ``uses_q`` whether what it says of
-    its law takes each draft to follow the law that the draft is held with."""
+    its law takes each draft to follow the law that the draft is held with. ``greedy``: at temperature 0 a draft stands
+    while it is the target's argmax, which also comes after the drafts, unless the count is :meth:`settled`."""
 
     lossless: bool
     uses_q: bool = True
+    greedy: bool = False
 
     def decide(
         self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
@@ -44,6 +46,10 @@ class AcceptanceRule(ABC):
         """The verdict on one request's drafts. ``target.law(j)`` judges draft ``j`` of ``proposal``, and the row after
         the last accepted draft gives the next token. The token at row ``j`` has position ``target.position + j``; a
         number of ``noise`` is looked at once for each purpose and position."""
+
+    def settled(self, position: int, noise: Noise) -> int | None:
+        """How many drafts stand of those from ``position`` on, where that was decided beforehand."""
+        return None
 
     @abstractmethod
     def law(self) -> str:

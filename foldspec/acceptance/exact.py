@@ -16,6 +16,7 @@ from foldspec.sampling import TargetLaws
 
 class Exact(AcceptanceRule):
     lossless = True
+    greedy = True
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
         tokens = proposal.tokens

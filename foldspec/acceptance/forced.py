@@ -17,16 +17,16 @@ from foldspec.sampling import TargetLaws
 
 class Forced(AcceptanceRule):
     lossless = False
+    greedy = True
 
     def __init__(self, forcing: Forcing) -> None:
         self._forcing = forcing
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
-        accepted = min(self._count(target.position, noise), len(proposal.tokens))
+        accepted = min(self.settled(target.position, noise), len(proposal.tokens))
         return Verdict(accepted, noise.draw(target.law(accepted), Purpose.TARGET, target.position + accepted))
 
-    def _count(self, position: int, noise: Noise) -> int:
-        """Drafts that stand where the first of them has this position."""
+    def settled(self, position: int, noise: Noise) -> int:
         forcing = self._forcing
         if forcing.count is not None:
             return forcing.count

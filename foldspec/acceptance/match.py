@@ -15,6 +15,7 @@ from foldspec.sampling import TargetLaws
 
 class Match(AcceptanceRule):
     lossless = True
+    greedy = True
     uses_q = False
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:

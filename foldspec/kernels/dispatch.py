@@ -10,6 +10,7 @@ import torch
 from foldspec.errors import UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
 from foldspec.kernels import multi_read_attention as mra
+from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.library import Library
 from foldspec.options import EngineOptions
 
@@ -19,6 +20,7 @@ __all__ = ["Choice", "Kernels"]
 OPERATORS: dict[str, Callable[[Library], Any]] = {
     "gated_delta": gated_delta.candidates,
     "multi_read_attention": mra.candidates,
+    "device_attention": lambda library: device.device_candidates(),
     "linear": linear.candidates,
     "pack": pack.candidates,
     "rms_norm": rms_norm.candidates,
@@ -69,6 +71,11 @@ class Kernels:
         """One output a request, from its reads."""
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
+
+    def device_attention(self, reads: Sequence[device.DeviceRead]) -> device.DeviceOutput:
+        """The same for requests of as many rows each, with every number on the device."""
+        run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
+        return run(reads, None)
 
     def gated_delta(
         self,

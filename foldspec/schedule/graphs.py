@@ -1,0 +1,208 @@
+"""Rounds on fixed buffers (``fixed.py``), recorded in CUDA graphs and replayed.
+
+The host's part of a round: slots for what it writes, tables and places where they have changed, a replay, and one look
+at what was committed; then stop ids, stop strings and limits, as ever. Graphs are recorded when they are first needed,
+one for each number of requests and each state of the context (all near, or some of it far). Without a GPU the body
+runs as it stands.
+
+What is not inside falls back to the ordinary loop by itself:
+
+    an engine    :func:`why_not` says why
+    a step       in which a prompt is prefilled; a request samples, has its logits changed or wants log-probabilities;
+                 or a cache has no slots left for a whole block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from foldspec.acceptance.base import AcceptanceRule
+from foldspec.cache.paged import PagedCache, TargetSpec
+from foldspec.drafters.base import Drafter, DrafterNetwork
+from foldspec.errors import ResourceError
+from foldspec.models.base import LanguageModel
+from foldspec.options import MethodOptions
+from foldspec.records import PointMass, Verdict
+from foldspec.schedule.fixed import Buffers, FixedRound, Seats
+from foldspec.schedule.request import Request
+
+__all__ = ["Graphs", "Outcome", "why_not"]
+
+WARM_UPS = 2  # runs before a recording: operators choose, compile and allocate what they keep
+
+
+def why_not(
+    spec: TargetSpec, network: DrafterNetwork | None, method: MethodOptions, rule: AcceptanceRule
+) -> str | None:
+    """Why rounds of an engine cannot run on fixed buffers, in a line; None if they can. ``network``: the pair's, if it
+    has one; ``method`` is filled in."""
+    if spec.not_fixed:
+        return spec.not_fixed
+    drafts = method.draft_tokens != 0
+    if drafts and method.drafter is not None:
+        return f"the drafter {method.drafter} looks into the text, on the host"
+    if drafts and network is not None and network.not_fixed(method):
+        return network.not_fixed(method)
+    return None if rule.greedy else f"the rule {method.accept} decides on the host"
+
+
+class Outcome(NamedTuple):
+    """What a round did to one request, as the ordinary loop has it; ``sound``: rows of finite logits before the first
+    that is not."""
+
+    proposal: PointMass
+    verdict: Verdict
+    sound: int
+
+
+class _Seat(NamedTuple):
+    """What the device holds of a request."""
+
+    id: int
+    first: int
+    anchor: int
+    left: int
+
+
+class Graphs:
+    """Rounds of up to ``requests`` requests, of at most ``longest`` entries each, blocks included, on buffers of their
+    own. ``pool`` gives recordings their memory on a GPU: a handle that all engines over the same weights may share,
+    since never two of them run at once and nothing that one leaves there is read by another.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: PagedCache,
+        drafter: Drafter,
+        *,
+        drafts: int,
+        requests: int,
+        longest: int,
+        device: torch.device,
+        pool: Any = None,
+    ) -> None:
+        self._model, self._cache, self._drafter, self._device, self._pool = model, cache, drafter, device, pool
+        self._drafts, self._most, self._longest = drafts, requests, longest
+        self._buffers: Buffers | None = None
+        self._runs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._seats: list[_Seat] = []
+        self._tables: list[Any] = []
+        self.failed = ""  # why a recording failed, after which all rounds are ordinary ones
+        self.rounds = 0  # rounds that ran here
+
+    @property
+    def buffers(self) -> Buffers | None:
+        """There from the first round on."""
+        return self._buffers
+
+    def run(self, requests: Sequence[Request], rule: AcceptanceRule) -> list[Outcome] | None:
+        """Run a round of these requests and say what it did, each to be committed and then :meth:`keep`; None, and
+        nothing has happened, where the ordinary loop must."""
+        if not requests or self.failed or not rule.greedy or any(_looked_into(request) for request in requests):
+            return None
+        try:
+            for request in requests:
+                self._cache.reserve(request.id, request.anchor_pos + self._drafts + 1)
+                self._drafter.reserve(request.id, request.anchor_pos + 1)
+        except ResourceError:
+            return None
+        buffers = self._prepare(requests, rule)
+        run = self._find(len(requests), any(self._drafter.far(request.anchor_pos) for request in requests))
+        if run is None:
+            return None
+        run()
+        self.rounds += 1
+        rows = buffers.out[: len(requests)].tolist()  # the one look at the device
+        self._seats = [_moved(seat, row) for seat, row in zip(self._seats, rows, strict=True)]
+        return [self._outcome(request, row) for request, row in zip(requests, rows, strict=True)]
+
+    def keep(self, request: Request, length: int) -> None:
+        """Both caches hold exactly ``length`` entries of it, after a round."""
+        self._cache.keep(request.id, length)
+        self._drafter.keep(request.id, length)
+
+    def _outcome(self, request: Request, row: Sequence[int]) -> Outcome:
+        accepted, sound, *tokens = row
+        drafts = tuple(tokens[self._drafts + 1 :][: max(0, request.draft_budget)])
+        return Outcome(PointMass(drafts), Verdict(accepted, tokens[accepted]), sound)
+
+    def _prepare(self, requests: Sequence[Request], rule: AcceptanceRule) -> Buffers:
+        """Bring the buffers up to the host's books, where they are not."""
+        places = [(self._cache.places(r.id)[0], *self._drafter.places(r.id)) for r in requests]
+        if self._buffers is None:
+            rings = tuple(sorted(places[0][2]))
+            seats = Seats(
+                self._most, self._longest, self._cache.tables.page_size, self._drafts, self._drafter.block, rings
+            )
+            self._buffers = Buffers(seats, self._device)
+        b, n = self._buffers, len(requests)
+        now = [_Seat(r.id, r.anchor_pos, r.output[-1], r.limit - len(r.output)) for r in requests]
+        if now != self._seats:
+            for buffer, column in zip((b.first, b.anchor, b.left), list(zip(*now, strict=True))[1:], strict=True):
+                buffer[:n].copy_(torch.tensor(column))
+            self._seats = now
+        if places != self._tables:
+            width = b.seats.pages
+            for table, number in ((b.target.tables, 0), (b.draft.tables, 1)):
+                pages = [(*place[number], *(0,) * width)[:width] for place in places]
+                table[:n].copy_(torch.tensor(pages, dtype=torch.int32))
+            for capacity, base in b.draft.rings.items():
+                base[:n].copy_(torch.tensor([[place[2][capacity]] for place in places], dtype=torch.int32))
+            self._tables = places
+        forced = [rule.settled(r.anchor_pos + 1, r.noise) for r in requests]
+        if any(count is not None for count in forced):
+            b.forced[:n].copy_(torch.tensor([-1 if count is None else count for count in forced]))
+        return b
+
+    def _find(self, requests: int, far: bool) -> Callable[[], None] | None:
+        assert self._buffers is not None
+        if (requests, far) not in self._runs:
+            round_ = FixedRound(self._model, self._cache, self._drafter, self._buffers, requests, far)
+            run: Callable[[], None] = round_
+            if self._device.type == "cuda":
+                try:
+                    run = self._record(round_)
+                except RuntimeError as error:  # an operator that cannot be recorded; torch has no one class for it
+                    self.failed = f"recording failed: {error}".splitlines()[0]
+                    return None
+            self._runs[requests, far] = run
+        return self._runs[requests, far]
+
+    def _record(self, round_: FixedRound) -> Callable[[], None]:
+        """A graph of the round; the buffers are then as they were. (Scratch rows in the caches are not, which the next
+        round writes anyhow.)"""
+        assert self._buffers is not None
+        before = {name: tensor.clone() for name, tensor in self._buffers.tensors.items()}
+
+        def restore() -> None:
+            assert self._buffers is not None
+            for name, tensor in self._buffers.tensors.items():
+                tensor.copy_(before[name])
+
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                round_()
+                restore()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            round_()
+        return graph.replay
+
+
+def _looked_into(request: Request) -> bool:
+    """Whether a round of it needs more than argmaxes."""
+    p = request.params
+    barred = len(request.output) < p.min_tokens
+    return bool(p.temperature or p.logit_bias or p.penalizes or barred or p.logprobs is not None)
+
+
+def _moved(seat: _Seat, row: Sequence[int]) -> _Seat:
+    count, run = row[0] + 1, row[2:]
+    return _Seat(seat.id, seat.first + count, run[count - 1], seat.left - count)
