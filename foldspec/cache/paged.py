@@ -234,7 +234,7 @@ class PagedCache:
     def begin(self, rows: Rows) -> None:
         """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`; then none is counted.
 
-        Of :class:`FixedRows` both is the caller's: slots before the pass, and :meth:`keep` after it."""
+        Of :class:`FixedRows` both is the caller's: slots before the pass, and :meth:`end` and :meth:`keep` after it."""
         if isinstance(rows, FixedRows):
             for pool in self._pools:
                 pool.begun = rows.slots
@@ -257,6 +257,11 @@ class PagedCache:
         for states in self._recurrent:
             for (request, start, _), end in zip(rows, ends, strict=True):
                 states.begin(request, start, end - start)
+
+    def end(self) -> None:
+        """A pass over fixed rows is over: nothing of it is kept."""
+        for pool in self._pools:
+            pool.begun = ()
 
     def watch(self, request: int | None = None) -> None:
         """From now on keep the queries of the last forward in the last layer that reads all entries, for

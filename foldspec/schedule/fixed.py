@@ -104,6 +104,7 @@ class FixedRound:
         ids = torch.cat((anchor[:, None], drafts), 1).flatten()
         verifying = FixedRows(first, steps, target, seats.longest)
         output = self._model(ids, ForwardPlan(verifying, self._drafter.taps), self._cache)
+        self._cache.end()
 
         accepted, sound, run = self._judge(output.logits.unflatten(0, (n, -1)), drafts)
         count = accepted + 1

@@ -14,10 +14,12 @@ What is not inside falls back to the ordinary loop by itself:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache, TargetSpec
@@ -29,7 +31,7 @@ from foldspec.records import PointMass, Verdict
 from foldspec.schedule.fixed import Buffers, FixedRound, Seats
 from foldspec.schedule.request import Request
 
-__all__ = ["Graphs", "Outcome", "why_not"]
+__all__ = ["Graphs", "Outcome", "Outside", "why_not"]
 
 WARM_UPS = 2  # runs before a recording: operators choose, compile and allocate what they keep
 
@@ -47,6 +49,31 @@ def why_not(
     if drafts and network is not None and network.not_fixed(method):
         return network.not_fixed(method)
     return None if rule.greedy else f"the rule {method.accept} decides on the host"
+
+
+class Outside(TorchDispatchMode):
+    """Notes the tensors that operators take and that none of them has made, by where their memory begins. A recording
+    reads them where they lie, so whoever replays it keeps them alive: a table that has grown meanwhile is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        for x in _tensors((args, kwargs)):
+            place = x.untyped_storage().data_ptr()
+            if place not in self._made:
+                self.found.setdefault(place, x)
+        out = func(*args, **(kwargs or {}))
+        self._made |= {x.untyped_storage().data_ptr() for x in _tensors(out)} - set(self.found)
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 class Outcome(NamedTuple):
@@ -91,6 +118,7 @@ class Graphs:
         self._runs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._seats: list[_Seat] = []
         self._tables: list[Any] = []
+        self._kept: list[dict[int, torch.Tensor]] = []  # what recordings read
         self.failed = ""  # why a recording failed, after which all rounds are ordinary ones
         self.rounds = 0  # rounds that ran here
 
@@ -187,12 +215,14 @@ class Graphs:
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                round_()
+                with Outside() as outside:
+                    round_()
                 restore()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             round_()
+        self._kept.append(outside.found)
         return graph.replay
 
 

@@ -1,0 +1,185 @@
+"""Rounds on fixed buffers are the ordinary loop's, id for id and draft for draft: drafters, methods, batches, blocks;
+lengths that cross pages and windows; requests that come, end, fail and are put back meanwhile. And what they run on
+stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import fixed
+import pytest
+import torch
+
+from foldspec import Engine, SamplingParams
+from foldspec.schedule.graphs import Outside
+from foldspec.schedule.scheduler import Step
+
+LLAMA, MIXED, DEEPSPEC, DSPARK = "a_llama_zlab", "b_qwen3_zlab_mixed", "c_qwen3_deepspec_dflash", "d_qwen3_dspark"
+# around a page of 16, a window of 24 and the window with a block; the last is far from the first token on
+LENGTHS = (1, 16, 23, 80)
+ALL = [(LLAMA, name) for name in ("plain", "full", "fold")] + [(DSPARK, name) for name in ("full", "window", "fold")]
+ALL += [(MIXED, name) for name in ("window", "fold", "rerope", "streaming", "shared_window")]
+
+
+def both(
+    pair: str,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    method: dict[str, Any],
+    **options: Any,
+) -> tuple[int, list[Step]]:
+    """Compare. Rounds on fixed buffers, and all steps there. ``options`` of engines of their own."""
+    steps: list[Step] = []
+    stories, ran = [], 0
+    for graphs in ("off", "on"):
+        engine = fixed.load(pair, graphs, **options) if options else fixed.loaded(pair, graphs)
+        engine = engine.using(**method)
+        steps.clear()
+        engine.scheduler.watch = steps.append
+        stories.append([fixed.story(done) for done in engine.generate(list(prompts), params)])
+        ran = fixed.graphs_of(engine).rounds if graphs == "on" else 0
+    for prompt, a, b in zip(prompts, *stories, strict=True):
+        assert a == b, f"a prompt of {len(prompt)} tokens"
+    return ran, steps
+
+
+@pytest.mark.parametrize(("pair", "method"), ALL)
+def test_rounds_are_the_ordinary_loops(pair: str, method: str) -> None:
+    params = [SamplingParams(max_tokens=28 + i, ignore_eos=True) for i in range(len(LENGTHS))]
+    ran, steps = both(pair, fixed.prompts(LENGTHS), params, fixed.METHODS[method])
+    assert 0 < ran < len(steps), "prompts are prefilled in ordinary steps"
+
+
+@pytest.mark.parametrize(("batch", "drafts"), [(1, 1), (1, 4), (2, 2), (3, 3)])
+def test_blocks_and_batches(batch: int, drafts: int) -> None:
+    method = {**fixed.METHODS["fold"], "draft_tokens": drafts}
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    assert both(DEEPSPEC, fixed.prompts((20, 40, 60)[:batch]), params, method)[0] >= 23 / (drafts + 1)
+
+
+def test_stop_ids_and_strings_and_limits_end_rounds_where_they_do_elsewhere() -> None:
+    prompts = fixed.prompts((20, 33, 47), seed=3)
+    engine = fixed.loaded(LLAMA, "off").using(context="full")
+    ids = [done.token_ids for done in engine.generate(prompts, SamplingParams(max_tokens=40, ignore_eos=True))]
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True, stop_ids=(ids[0][11],)),
+        SamplingParams(max_tokens=7, ignore_eos=True),
+        SamplingParams(max_tokens=40, ignore_eos=True, min_tokens=20, stop_ids=(ids[2][5],)),
+    ]
+    assert both(LLAMA, prompts, params, fixed.METHODS["full"])[0] > 5
+
+
+def test_a_request_is_put_back_for_want_of_pages_and_goes_on() -> None:
+    params, options = SamplingParams(max_tokens=40, ignore_eos=True), {"cache_tokens": 8 * 16}
+    ran, steps = both(LLAMA, fixed.prompts((30, 30, 30)), params, fixed.METHODS["fold"], **options)
+    assert ran > 10 and any(step.preempted for step in steps)
+
+
+def test_the_last_places_of_a_context_are_filled() -> None:
+    """There is no room for a whole block behind the last entries, in the target's pages: those rounds are ordinary."""
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    assert both(LLAMA, fixed.prompts((40,)), params, fixed.METHODS["full"], max_context=75, max_batch=1)[0] > 5
+
+
+def test_logits_that_are_not_finite_end_their_request_alone() -> None:
+    prompts, params = fixed.prompts((20, 33), seed=5), SamplingParams(max_tokens=40, ignore_eos=True)
+    stories = []
+    for graphs in ("off", "on"):
+        with fixed.load(MIXED, graphs, weights="float32", kernels="reference", **fixed.METHODS["fold"]) as engine:
+            if not stories:
+                plain = [done.token_ids for done in engine.generate(prompts, params)]
+                elsewhere = {*plain[1], *plain[0][:6], *prompts[0], *prompts[1]}
+                bad = next(token for token in plain[0][6:] if token not in elsewhere)
+            engine.resources.found.model.model.embed_tokens.weight[bad] = torch.nan
+            stories.append([fixed.story(done) for done in engine.generate(prompts, params)])
+            assert graphs == "off" or fixed.graphs_of(engine).rounds > 2
+    assert stories[0] == stories[1]
+    assert "not finite" in stories[0][0][-1] and stories[0][1][1] == "length"
+
+
+def test_forced_acceptance_runs_as_it_does_elsewhere() -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, seed=4)
+    for spec in ("2", "tau=2.7", "0.9,0.6,0.3"):
+        assert both(LLAMA, fixed.prompts((20, 40)), params, {**fixed.METHODS["fold"], "force_accept": spec})[0] > 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8, "seed": 1},
+        {"logprobs": 2},
+        {"repetition_penalty": 1.3},
+        {"logit_bias": {5: 3.0}},
+    ],
+)
+def test_requests_that_need_more_than_argmaxes_run_in_the_ordinary_loop(options: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True, **options)
+    assert both(LLAMA, fixed.prompts((20, 30)), params, fixed.METHODS["full"])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("pair", "method", "why"),
+    [
+        (LLAMA, {"context": "yarn"}, "yarn"),
+        (LLAMA, {"context": "infllm"}, "infllm"),
+        (LLAMA, {"context": "cmr"}, "cmr"),
+        (LLAMA, {"draft_temperature": 1.0}, "draft-temperature"),
+        (LLAMA, {"drafter": "lookup"}, "lookup"),
+        (LLAMA, {"accept": "typical"}, "typical"),
+        (DSPARK, {"confidence_stop": 0.5}, "confidence"),
+        ("f_qwen3_5_zlab_mixed", {}, "recurrent"),
+        ("e_gemma4_dspark", {}, "rings"),
+    ],
+)
+def test_what_cannot_run_so_says_why_and_runs_as_ever(pair: str, method: dict[str, Any], why: str) -> None:
+    engine = fixed.loaded(pair, "on").using(**method)
+    assert engine.graphs["runs"] is False and why in engine.graphs["why_not"]
+    assert len(engine.generate([3, 4, 5, 6], SamplingParams(max_tokens=6, ignore_eos=True)).token_ids) == 6
+
+
+def test_a_cpu_runs_the_ordinary_loop_unless_asked() -> None:
+    for graphs in ("auto", "off"):
+        with fixed.load(LLAMA, graphs) as engine:
+            assert engine._rounds.graphs is None and engine.graphs["runs"] is False and engine.graphs["why_not"]
+
+
+# ----------------------------------------------------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize("method", ["plain", "full", "window", "fold"])
+def test_a_round_reads_and_writes_the_same_memory_from_round_to_round(method: str) -> None:
+    """All that it has not made itself: weights, pools, tables, buffers."""
+    with fixed.load(MIXED, "on", **fixed.METHODS[method]) as engine:
+        graphs, seen = fixed.graphs_of(engine), []
+        find = graphs._find
+
+        def watched(requests: int, far: bool) -> Any:
+            run = find(requests, far)
+
+            def look() -> None:
+                with Outside() as outside:
+                    run()
+                assert graphs.buffers is not None
+                buffers = {name: x.data_ptr() for name, x in graphs.buffers.tensors.items()}
+                seen.append(((requests, far), set(outside.found), buffers))
+
+            return look
+
+        graphs._find = watched  # type: ignore[method-assign]
+        lengths = (5, 8, 11) if method == "plain" else (12, 20, 32)
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+        engine.generate(fixed.prompts((5, 30, 60)), params)
+        states = {state for state, _, _ in seen}
+        assert states == {(3, method == "fold"), (2, method == "fold"), (1, method == "fold")}
+        for state in states:
+            places = [found for other, found, _ in seen if other == state]
+            # the first of its kind makes what is kept: tables of angles, a norm's weight in fp32
+            assert all(found == places[-1] for found in places[1:])
+        assert all(buffers == seen[0][2] for _, _, buffers in seen)
+
+
+def test_both_states_of_fold_run_each_in_its_time() -> None:
+    with fixed.load(LLAMA, "on", **fixed.METHODS["fold"]) as engine:
+        engine.generate(fixed.prompts((4,))[0], SamplingParams(max_tokens=60, ignore_eos=True))
+        assert list(fixed.graphs_of(engine)._runs) == [(1, False), (1, True)]
