@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast, overload
 
 from foldspec import forcing
 from foldspec.acceptance import make_rule
+from foldspec.acceptance.on_device import OnDevice
 from foldspec.acceptance.recorded import Judged, Recorded
 from foldspec.context import make_method
 from foldspec.drafters import MODEL_FREE
@@ -47,12 +48,15 @@ class Engine:
         self.method = filled_in(method, resources.found)
         how = forced(self.method, resources.found.entry.name if resources.found.entry else None)
         self._rule = make_rule(self.method.accept, how, **self.method.rule_options)
+        self._deciding = self._rule
+        if resources.device.type != "cpu" and self._rule.case() is not None:
+            self._deciding = OnDevice(self._rule, resources.kernels.verify)
         self._drafter = resources.drafter(self.method)
         self._rounds = Rounds(
             resources.found.model,
             resources.cache,
             self._drafter,
-            self._rule,
+            self._deciding,
             device=resources.device,
             draft_tokens=self.method.draft_tokens,
         )
@@ -220,7 +224,7 @@ class Engine:
     def record(self, hear: Callable[[Judged], None] | None) -> None:
         """Let ``hear`` know how each round's drafts were judged (``acceptance/recorded.py``), which takes its time;
         None: nobody."""
-        self._rounds.rule = self._rule if hear is None else Recorded(self._rule, hear)
+        self._rounds.rule = self._deciding if hear is None else Recorded(self._deciding, hear)
 
     def encode(self, prompt: Prompt, **switches: Any) -> tuple[int, ...]:
         """Ids of a prompt: of text as it stands, of messages through the chat template (``switches`` are its

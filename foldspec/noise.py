@@ -19,7 +19,7 @@ import torch
 
 from foldspec.laws import Law
 
-__all__ = ["Noise", "Purpose", "philox"]
+__all__ = ["Noise", "Purpose", "gumbel", "philox", "uniform"]
 
 MASK = 0xFFFFFFFF
 
@@ -35,9 +35,10 @@ class Purpose(IntEnum):
     CANVAS = 6  # a token in place of one that is not known
 
 
-def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, ...]:
-    """Philox4x32-10: four words of 32 bits for a counter of four, ints for ints. Where one is an int64 tensor, so is
-    each word; there a product of two words runs over into the sign, whose bits the masks take as they are."""
+def philox(counter: Sequence[Any], key: tuple[Any, Any]) -> tuple[Any, ...]:
+    """Philox4x32-10: four words of 32 bits for a counter of four and a key of two, ints for ints. Where one is an int64
+    tensor, so is each word; there a product of two words runs over into the sign, whose bits the masks take as they
+    are."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -48,14 +49,14 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, ...]:
 
 
 class Noise:
-    """The noise of one request. ``seed`` is a whole number of at most 64 bits."""
+    """The noise of one request. ``seed`` is a whole number of at most 64 bits, ``key`` its low and its high 32."""
 
     def __init__(self, seed: int) -> None:
-        self._key = seed & MASK, (seed >> 32) & MASK
+        self.key = seed & MASK, (seed >> 32) & MASK
 
     def uniform(self, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> float:
         """A number in [0, 1) of 53 bits; it can be 0 and cannot round to 1."""
-        high, low, _, _ = philox((0, position, anchor, step << 8 | purpose), self._key)
+        high, low, _, _ = philox((0, position, anchor, step << 8 | purpose), self.key)
         return float((high << 32 | low) >> 11) * 2.0**-53
 
     def whole(self, count: int, purpose: Purpose, position: int, *, anchor: int = 0, step: int = 0) -> int:
@@ -67,21 +68,39 @@ class Noise:
         Two laws drawn from with the same key so agree with probability at least (1 - TV) / (1 + TV)."""
         if law.token is not None:
             return law.token
-        gumbel = self._gumbel(law, position, anchor, step << 8 | purpose)
-        best = int((law.logits.double() + gumbel).argmax())
-        return best if law.ids is None else int(law.ids[best])
-
-    def _gumbel(self, law: Law, position: int, anchor: int, last: int) -> torch.Tensor:
-        """[m] float64: -log(-log u), with u of 52 bits in the open interval (0, 1)."""
-        size, device = len(law.logits), law.logits.device
+        size, device, last = len(law.logits), law.logits.device, step << 8 | purpose
         if law.ids is None:
             pairs = torch.arange((size + 1) // 2, device=device)
-            a, b, c, d = philox((pairs, position, anchor, last), self._key)
-            bits = torch.stack((_top_bits(a, b), _top_bits(c, d)), dim=-1).flatten()[:size]
+            noise = _each(philox((pairs, position, anchor, last), self.key))[:size]
         else:
-            a, b, c, d = philox((law.ids >> 1, position, anchor, last), self._key)
-            bits = torch.where((law.ids & 1).bool(), _top_bits(c, d), _top_bits(a, b))
-        return bits.double().add_(0.5).mul_(2.0**-52).log_().neg_().log_().neg_()
+            a, b, c, d = philox((law.ids >> 1, position, anchor, last), self.key)
+            noise = _gumbel(torch.where((law.ids & 1).bool(), _top_bits(c, d), _top_bits(a, b)))
+        best = int((law.logits.double() + noise).argmax())
+        return best if law.ids is None else int(law.ids[best])
+
+
+def uniform(key: tuple[torch.Tensor, torch.Tensor], purpose: Purpose, position: torch.Tensor) -> torch.Tensor:
+    """:meth:`Noise.uniform` of many requests at once: float64, as int64 keys and positions broadcast."""
+    high, low, _, _ = philox((0, position, 0, int(purpose)), key)
+    return (high << 21 | low >> 11).double() * 2.0**-53
+
+
+def gumbel(key: tuple[Any, Any], size: int, position: torch.Tensor, purpose: torch.Tensor) -> torch.Tensor:
+    """[..., size] float64: what :meth:`Noise.draw` adds to the logits of ids 0 .. size-1, for many draws at once. Keys,
+    positions and purposes are int64 [..., 1]."""
+    pairs = torch.arange((size + 1) // 2, device=position.device)
+    return _each(philox((pairs, position, 0, purpose), key))[..., :size]
+
+
+def _each(words: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Noise of ids 0, 1, 2, ... from the words of their pairs."""
+    a, b, c, d = words
+    return _gumbel(torch.stack((_top_bits(a, b), _top_bits(c, d)), dim=-1).flatten(-2))
+
+
+def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """float64: -log(-log u), with u of 52 bits in the open interval (0, 1)."""
+    return bits.double().add_(0.5).mul_(2.0**-52).log_().neg_().log_().neg_()
 
 
 def _top_bits(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:

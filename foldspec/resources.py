@@ -22,7 +22,7 @@ from foldspec.context import coverage_of, make_method
 from foldspec.drafters import make_model_free
 from foldspec.drafters.base import Drafter, DrafterNetwork, Host, NoDrafter, Room
 from foldspec.errors import ResourceError, UsageError
-from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append
+from foldspec.kernels import gate_mul, gated_delta, linear, multi_read_attention, rms_norm, rotate_append, verify
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, Progress
 from foldspec.made_up import Numbers
@@ -308,6 +308,8 @@ def choose_operators(
     kernels.choose("gate_mul", gate_mul.Facts(device.type, dtype))
     kernels.choose("rms_norm", rms_norm.Facts(device.type, dtype))
     kernels.choose("rotate_append", rotate_append.Facts(device.type, dtype, dtype))
+    if device.type != "cpu":  # there each rule judges by itself
+        kernels.choose("verify", verify.Facts(device.type, dtype))
 
 
 def filled_in(method: MethodOptions, found: FoundPair) -> MethodOptions:

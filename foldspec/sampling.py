@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -27,7 +28,7 @@ from foldspec.noise import Noise, Purpose
 from foldspec.options import MethodOptions, SamplingParams
 from foldspec.records import Proposal, Sampled
 
-__all__ = ["ARGMAX", "DraftSampling", "Law", "TargetLaws", "Text", "greedy", "law_of", "target_laws"]
+__all__ = ["ARGMAX", "DraftSampling", "Law", "PackedRows", "TargetLaws", "Text", "greedy", "law_of", "target_laws"]
 
 
 def greedy(logits: torch.Tensor) -> list[int]:
@@ -45,31 +46,63 @@ class Text(Protocol):
     params: SamplingParams
 
 
+class PackedRows:
+    """The target's rows of all requests, ``logits`` [rows, vocabulary]. The first law that is made takes a look at the
+    device, one for all; a rule that decides there takes none."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    @cached_property
+    def tops(self) -> tuple[list[float], list[float]]:
+        """The argmax and the max of each row."""
+        best, peaks = torch.stack((self.logits.argmax(-1).double(), self.logits.amax(-1).double())).tolist()
+        return best, peaks
+
+    @cached_property
+    def finite(self) -> torch.Tensor:
+        """The logits, of a row that is not finite zeros: rules see numbers alone."""
+        _, peaks = self.tops
+        if all(map(math.isfinite, peaks)):
+            return self.logits
+        finite = torch.tensor([math.isfinite(peak) for peak in peaks], device=self.logits.device)
+        return torch.where(finite[:, None], self.logits, 0.0)
+
+
 class TargetLaws:
     """The target's laws at one request's rows: row ``i`` judges draft ``i``, and one row more follows the last draft.
 
-    ``position`` is that of the token that row 0 gives; ``logits`` [drafts + 1, vocabulary] are the target's own.
+    ``position`` is that of the token that row 0 gives; ``params`` how the request is sampled; ``packed`` the rows of
+    the pass, of which it has the slice ``own``; ``logits`` [drafts + 1, vocabulary] are these, the target's own.
     """
 
-    def __init__(
-        self, logits: torch.Tensor, best: Sequence[int], peaks: Sequence[float], text: Text, drafts: Sequence[int]
-    ) -> None:
-        self.logits, self.position = logits, len(text.prompt) + len(text.output)
-        self._best, self._peaks, self._text, self._drafts = best, peaks, text, drafts
+    def __init__(self, packed: PackedRows, own: slice, text: Text, drafts: Sequence[int]) -> None:
+        self.packed, self.own = packed, own
+        self.logits, self.params, self.position = packed.logits[own], text.params, len(text.prompt) + len(text.output)
+        self._text, self._drafts = text, drafts
         self._plain = text.params.temperature == 0 and not self._changes
         self._counts: Counter[int] | None = None
+        self._sound: int | None = None
 
     @property
     def sound(self) -> int:
         """How many rows are finite before the first that is not. What the later rows say must not be used: NaN weights,
         or an overflow in float16, would else come out as an endless row of one token."""
-        return next((i for i, peak in enumerate(self._peaks) if not math.isfinite(peak)), len(self._peaks))
+        if self._sound is None:
+            peaks = self.packed.tops[1][self.own]
+            self._sound = next((i for i, peak in enumerate(peaks) if not math.isfinite(peak)), len(peaks))
+        return self._sound
+
+    @sound.setter
+    def sound(self, rows: int) -> None:
+        """From a rule that has decided on the device, and so found it out there."""
+        self._sound = rows
 
     def law(self, row: int) -> Law:
         """The law of the token at a row, given that the drafts before it stand."""
         if self._plain:
-            return Law.point(int(self._best[row]))
-        params, logits = self._text.params, self.logits[row]
+            return Law.point(int(self.packed.tops[0][self.own][row]))
+        params, logits = self.params, self._finite(row)
         if self._changes:
             logits = self._changed(logits, row)
         return law_of(logits, params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
@@ -77,16 +110,27 @@ class TargetLaws:
     def raw(self, row: int) -> Law:
         """The law of the token at a row at temperature 1 and without filters, whatever the options say of those: what
         a rule may look at where temperature 0 has left a single id."""
-        return Law(self._changed(self.logits[row], row) if self._changes else self.logits[row])
+        return Law(self._changed(self._finite(row), row) if self._changes else self._finite(row))
+
+    def changed(self) -> torch.Tensor | None:
+        """[drafts + 1, vocabulary]: the rows as laws are made of them, before temperature and filters; rows that are
+        not finite are NaN. None where they are the target's own."""
+        if not self._changes:
+            return None
+        rows = torch.stack([self._changed(row, i) for i, row in enumerate(self.logits)])
+        return torch.where(self.logits.amax(-1, keepdim=True).isfinite(), rows, math.nan)
+
+    def _finite(self, row: int) -> torch.Tensor:
+        return self.packed.finite[self.own][row]
 
     @property
     def _changes(self) -> bool:
         """Whether logits are changed before they become a law."""
-        p = self._text.params
+        p = self.params
         return bool(p.logit_bias) or p.penalizes or len(self._text.output) < p.min_tokens
 
     def _changed(self, logits: torch.Tensor, row: int) -> torch.Tensor:
-        text, p = self._text, self._text.params
+        text, p = self._text, self.params
         logits = logits.clone()
 
         def tensor(values: Sequence[float]) -> torch.Tensor:
@@ -112,15 +156,11 @@ class TargetLaws:
 
 
 def target_laws(logits: torch.Tensor, texts: Sequence[Text], proposals: Sequence[Proposal]) -> list[TargetLaws]:
-    """The laws of each request, from packed rows [sum(drafts + 1), vocabulary]. One look at the device for all."""
-    best, peaks = torch.stack((logits.argmax(-1).double(), logits.amax(-1).double())).tolist()
-    if not all(map(math.isfinite, peaks)):  # rules see numbers alone
-        finite = torch.tensor([math.isfinite(peak) for peak in peaks], device=logits.device)
-        logits = torch.where(finite[:, None], logits, 0.0)
-    laws, row = [], 0
+    """The laws of each request, from packed rows [sum(drafts + 1), vocabulary]."""
+    packed, laws, row = PackedRows(logits), [], 0
     for text, proposal in zip(texts, proposals, strict=True):
         own = slice(row, row + len(proposal.tokens) + 1)
-        laws.append(TargetLaws(logits[own], best[own], peaks[own], text, proposal.tokens))
+        laws.append(TargetLaws(packed, own, text, proposal.tokens))
         row = own.stop
     return laws
 

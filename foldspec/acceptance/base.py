@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 from foldspec.noise import Noise
 from foldspec.records import Proposal, Verdict
@@ -28,12 +29,10 @@ class Draft:
 
 class AcceptanceRule(ABC):
     """``lossless`` states whether the output's law is the target's own, ``uses_q`` whether what it says of
-    its law takes each draft to follow the law that the draft is held with. ``greedy``: at temperature 0 a draft stands
-    while it is the target's argmax, which also comes after the drafts, unless the count is :meth:`settled`."""
+    its law takes each draft to follow the law that the draft is held with."""
 
     lossless: bool
     uses_q: bool = True
-    greedy: bool = False
 
     def decide(
         self, targets: Sequence[TargetLaws], proposals: Sequence[Proposal], noises: Sequence[Noise]
@@ -54,6 +53,11 @@ class AcceptanceRule(ABC):
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""
+
+    def case(self) -> Case | None:
+        """The rule as ``kernels/verify`` decides it for a whole batch on a GPU, the same way as :meth:`judge`; None: it
+        knows no such rule, and each request is judged by itself."""
+        return None
 
     # What measurements ask of a rule; a rule need not say either.
 

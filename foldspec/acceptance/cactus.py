@@ -20,6 +20,7 @@ import math
 import torch
 
 from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.kernels.verify import Case
 from foldspec.laws import NEGLIGIBLE, Law
 
 __all__ = ["Cactus", "raised_by"]
@@ -67,6 +68,10 @@ class Cactus(Relaxed):
         comes = stays + p * falls[~sound].sum()
         comes[order] += (mass * behind).sum(0).clamp_(min=0.0)
         return float((p - comes).clamp_(min=0.0).sum())
+
+    def case(self) -> Case:
+        divergence = "exact_kl" if self._divergence == "modified" else self._divergence
+        return Case("cactus", leniency=self._delta, divergence=divergence, relaxed=self._residual == "relaxed")
 
     def law(self) -> str:
         if self.lossless:

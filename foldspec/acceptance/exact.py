@@ -8,6 +8,7 @@ while it is the target's argmax.
 from __future__ import annotations
 
 from foldspec.acceptance.base import AcceptanceRule
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 from foldspec.noise import Noise, Purpose
 from foldspec.records import PointMass, Proposal, Verdict
@@ -16,7 +17,6 @@ from foldspec.sampling import TargetLaws
 
 class Exact(AcceptanceRule):
     lossless = True
-    greedy = True
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
         tokens = proposal.tokens
@@ -32,6 +32,9 @@ class Exact(AcceptanceRule):
                 return Verdict(i, noise.draw(p.minus(q), Purpose.RESIDUAL, position))
         last = len(tokens)
         return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))
+
+    def case(self) -> Case:
+        return Case("exact")
 
     def law(self) -> str:
         return "the target's own, by rejection sampling: at temperature 0 its argmax at every position"

@@ -10,6 +10,7 @@ import math
 
 from foldspec.acceptance.base import AcceptanceRule
 from foldspec.forcing import Forcing
+from foldspec.kernels.verify import Case
 from foldspec.noise import Noise, Purpose
 from foldspec.records import Proposal, Verdict
 from foldspec.sampling import TargetLaws
@@ -17,16 +18,22 @@ from foldspec.sampling import TargetLaws
 
 class Forced(AcceptanceRule):
     lossless = False
-    greedy = True
 
     def __init__(self, forcing: Forcing) -> None:
         self._forcing = forcing
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
-        accepted = min(self.settled(target.position, noise), len(proposal.tokens))
+        accepted = min(self.count(target.position, noise), len(proposal.tokens))
         return Verdict(accepted, noise.draw(target.law(accepted), Purpose.TARGET, target.position + accepted))
 
+    def case(self) -> Case:
+        return Case("forced")
+
     def settled(self, position: int, noise: Noise) -> int:
+        return self.count(position, noise)
+
+    def count(self, position: int, noise: Noise) -> int:
+        """Drafts that stand where the first of them has this position."""
         forcing = self._forcing
         if forcing.count is not None:
             return forcing.count

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 
 __all__ = ["Lenience"]
@@ -53,6 +54,9 @@ class Lenience(Relaxed):
         left = self.residual(draft)
         comes = stays + (1 - stays.sum()) * draft.p.aligned(left)
         return float((p - comes).clamp_(min=0.0).sum())
+
+    def case(self) -> Case:
+        return Case("lenience", leniency=self._lenience, relaxed=self._times != 1)
 
     def law(self) -> str:
         if self.lossless:

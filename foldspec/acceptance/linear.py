@@ -13,6 +13,7 @@ lambda q``, p taken at temperature 1 and q as it was drafted from, a point mass 
 from __future__ import annotations
 
 from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 
 __all__ = ["Linear"]
@@ -40,6 +41,9 @@ class Linear(Relaxed):
             return float(self._best(draft) != draft.p.token)
         share = self._share(draft)
         return share * draft.p.tv(draft.q) if share else 0.0
+
+    def case(self) -> Case:
+        return Case("linear", self._shares, mixture=self._at_zero == "mixture_argmax")
 
     def law(self) -> str:
         shares = "/".join(f"{share:g}" for share in self._shares)

@@ -8,6 +8,7 @@ that of seeded plain decoding, id for id, and any drafter is lossless (methods 3
 from __future__ import annotations
 
 from foldspec.acceptance.base import AcceptanceRule
+from foldspec.kernels.verify import Case
 from foldspec.noise import Noise, Purpose
 from foldspec.records import Proposal, Verdict
 from foldspec.sampling import TargetLaws
@@ -15,7 +16,6 @@ from foldspec.sampling import TargetLaws
 
 class Match(AcceptanceRule):
     lossless = True
-    greedy = True
     uses_q = False
 
     def judge(self, target: TargetLaws, proposal: Proposal, noise: Noise) -> Verdict:
@@ -26,6 +26,9 @@ class Match(AcceptanceRule):
                 return Verdict(i, own)
         last = len(tokens)
         return Verdict(last, noise.draw(target.law(last), Purpose.TARGET, target.position + last))
+
+    def case(self) -> Case:
+        return Case("match")
 
     def law(self) -> str:
         return "the target's own, token for token as plain decoding with the same seed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from foldspec.acceptance.relaxed import Draft, Relaxed
+from foldspec.kernels.verify import Case
 from foldspec.laws import Law
 
 __all__ = ["Typical"]
@@ -38,6 +39,9 @@ class Typical(Relaxed):
 
     def _least(self, draft: Draft) -> float:
         return min(self._epsilon, self._factor * math.exp(-draft.p.entropy()))
+
+    def case(self) -> Case:
+        return Case("typical", leniency=self._epsilon, factor=self._factor)
 
     def law(self) -> str:
         return (

@@ -8,6 +8,7 @@ that measurements mean what they always do: what the drafter alone takes is the 
 from __future__ import annotations
 
 from foldspec.acceptance.base import AcceptanceRule, Draft
+from foldspec.kernels.verify import Case
 from foldspec.noise import Noise, Purpose
 from foldspec.records import Proposal, Verdict
 from foldspec.sampling import TargetLaws
@@ -25,6 +26,9 @@ class Unverified(AcceptanceRule):
             return Verdict(0, noise.draw(target.law(0), Purpose.TARGET, target.position))
         outside = tuple(i for i, token in enumerate(tokens) if target.law(i).prob(token) == 0)
         return Verdict(len(tokens), tokens[-1], outside, followed=False)
+
+    def case(self) -> Case:
+        return Case("unverified")
 
     def chance(self, draft: Draft) -> float:
         return 1.0

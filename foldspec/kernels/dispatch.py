@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append
+from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append, verify
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.library import Library
@@ -26,6 +26,7 @@ OPERATORS: dict[str, Callable[[Library], Any]] = {
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
     "gate_mul": gate_mul.candidates,
+    "verify": verify.candidates,
 }
 
 
@@ -138,6 +139,11 @@ class Kernels:
     def _gate_mul(self, gate: torch.Tensor, up: torch.Tensor, f: gate_mul.Gate) -> torch.Tensor:
         run: gate_mul.GateMul = self.choose("gate_mul", gate_mul.Facts(gate.device.type, gate.dtype))
         return run(gate, up, f)
+
+    def verify(self, blocks: verify.Blocks) -> verify.Decided:
+        """Which drafts of each request stand, and what follows them, decided on the device."""
+        run: verify.Verify = self.choose("verify", verify.Facts(blocks.logits.device.type, blocks.logits.dtype))
+        return run(blocks)
 
     def choose(self, operator: str, facts: Any) -> Any:
         """The implementation of an operator for these facts of it, picked once and then noted in ``choices``."""

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from foldspec.laws import Law, law_of
-from foldspec.noise import Noise, Purpose, philox
+from foldspec.noise import Noise, Purpose, gumbel, philox
 
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, words
 KNOWN = [
@@ -70,8 +70,8 @@ def test_a_draw_is_the_largest_of_logit_and_gumbel_noise() -> None:
     seed = 0xDEADBEEF12345678
     noise = Noise(seed)
     for position, anchor, step in ((0, 0, 0), (7, 3, 2), (2**32 - 1, 2**20, 255)):
-        gumbel = gumbel_by_hand(seed, 1001, position, anchor, step, Purpose.DRAFT)
-        wanted = int((logits.double().numpy() + gumbel).argmax())
+        added = gumbel_by_hand(seed, 1001, position, anchor, step, Purpose.DRAFT)
+        wanted = int((logits.double().numpy() + added).argmax())
         assert noise.draw(Law(logits), Purpose.DRAFT, position, anchor=anchor, step=step) == wanted
         some = torch.tensor(sorted({4, 5, 77, 78, 79, 500, 1000, wanted}))  # an id has its noise in any company
         assert noise.draw(Law(logits[some], some), Purpose.DRAFT, position, anchor=anchor, step=step) == wanted
@@ -125,10 +125,10 @@ def test_the_largest_words_do_not_round_to_one(monkeypatch: pytest.MonkeyPatch) 
     ones = (1 << 32) - 1
     monkeypatch.setattr("foldspec.noise.philox", lambda counter, key: (*[counter[0] * 0 + ones] * 4,))
     assert 0.9999 < Noise(0).uniform(Purpose.ACCEPT, 0) < 1
-    assert bool(Noise(0)._gumbel(Law(torch.zeros(9)), 0, 0, 0).isfinite().all())
+    assert bool(gumbel((0, 0), 9, *torch.zeros(2, 1, dtype=torch.int64)).isfinite().all())
     monkeypatch.setattr("foldspec.noise.philox", lambda counter, key: (*[counter[0] * 0] * 4,))
     assert Noise(0).uniform(Purpose.ACCEPT, 0) == 0
-    assert bool(Noise(0)._gumbel(Law(torch.zeros(9)), 0, 0, 0).isfinite().all())
+    assert bool(gumbel((0, 0), 9, *torch.zeros(2, 1, dtype=torch.int64)).isfinite().all())
 
 
 def test_a_point_mass_needs_no_noise() -> None:
