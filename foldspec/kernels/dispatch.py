@@ -10,8 +10,8 @@ import torch
 from foldspec.errors import UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append, verify
 from foldspec.kernels import multi_read_attention as mra
-from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.library import Library
+from foldspec.kernels.multi_read_attention import device
 from foldspec.options import EngineOptions
 
 __all__ = ["Choice", "Kernels"]
@@ -73,10 +73,12 @@ class Kernels:
         run: mra.Attention = self.choose("multi_read_attention", mra.Facts.of(batch[0][0]))
         return run(batch)
 
-    def device_attention(self, reads: Sequence[device.DeviceRead]) -> device.DeviceOutput:
-        """The same for requests of as many rows each, with every number on the device."""
+    def device_attention(
+        self, reads: Sequence[device.DeviceRead], out: torch.Tensor | None = None
+    ) -> device.DeviceOutput:
+        """The same operator where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
         run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
-        return run(reads, None)
+        return run(reads, out)
 
     def gated_delta(
         self,
