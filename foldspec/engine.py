@@ -63,7 +63,7 @@ class Engine:
         self._rounds.check_drafts(0 if how is None else how.least_drafts)
         self._why_not = resources.why_not(self.method, self._rule)
         if self._why_not is None:
-            self._rounds.graphs = resources.graphs(self._drafter, self._rounds.max_drafts)
+            self._rounds.graphs = resources.graphs(self._drafter, self._rule, self._rounds.max_drafts)
         progress = resources.progress
         self.scheduler = Scheduler(
             self._rounds,

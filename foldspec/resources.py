@@ -34,7 +34,16 @@ from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
-__all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
+__all__ = [
+    "Prefix",
+    "Resources",
+    "choose_operators",
+    "filled_in",
+    "no_graphs",
+    "pick_context",
+    "pick_device",
+    "pick_dtype",
+]
 
 WINDOW, ALPHA, YARN_REF, DRAFTS = 2048, 2.0, 4096, 5  # for a pair that the registry does not know
 WHOLE = "full"  # the context method of a drafter that reads everything
@@ -194,16 +203,18 @@ class Resources:
 
     def why_not(self, method: MethodOptions, rule: AcceptanceRule) -> str | None:
         """Why rounds do not run on fixed buffers, in a line; None if they do."""
-        if self.options.graphs == "off" or (self.options.graphs == "auto" and self.device.type == "cpu"):
-            return "switched off" if self.options.graphs == "off" else "a CPU records no rounds"
-        return why_not(self.cache.spec, self.found.network, method, rule)
+        return no_graphs(self.options, self.device, self.cache.spec, self.found.network, method, rule)
 
-    def graphs(self, drafter: Drafter, drafts: int) -> Graphs:
+    def graphs(self, drafter: Drafter, rule: AcceptanceRule, drafts: int) -> Graphs:
         """Rounds on fixed buffers, of a drafter of these weights that proposes so many tokens."""
+        case = rule.case()
+        assert case is not None, "see why_not"
         return Graphs(
             self.found.model,
             self.cache,
             drafter,
+            self.kernels,
+            case,
             drafts=drafts,
             requests=self.options.max_batch,
             longest=self.plan.longest,
@@ -288,6 +299,22 @@ class Resources:
                 self.close(request, drafter)
                 raise
             return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
+
+
+def no_graphs(
+    options: EngineOptions,
+    device: torch.device,
+    spec: TargetSpec,
+    network: DrafterNetwork | None,
+    method: MethodOptions,
+    rule: AcceptanceRule,
+) -> str | None:
+    """Why rounds of a pair do not run on fixed buffers (``schedule/graphs.py``), in a line; None if they do."""
+    if options.graphs == "off":
+        return "switched off (--graphs off)"
+    if options.graphs == "auto" and device.type == "cpu":
+        return "a CPU records no rounds"
+    return why_not(spec, network, method, rule)
 
 
 def choose_operators(

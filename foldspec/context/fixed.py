@@ -48,7 +48,9 @@ class FixedReader:
         self._cache.write_fixed_keys(
             layer, layout, rows, self._rope.rotate(k, rows.positions(), end=rows.end), rotated=True
         )
-        return self._kernels.device_attention([self._argument(layer, rows, read, q) for read in reads]).out.flatten(0, 1)
+        return self._kernels.device_attention([self._argument(layer, rows, read, q) for read in reads]).out.flatten(
+            0, 1
+        )
 
     def _reads(self, layer: int, rows: FixedRows) -> list[FixedRead]:
         kind = self._method.kind(layer)

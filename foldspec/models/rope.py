@@ -91,7 +91,9 @@ class Rope:
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
             step = torch.arange(first, first + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown.append(torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain.to(angle.device)).to(positions.device))
+            grown.append(
+                torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain.to(angle.device)).to(positions.device)
+            )
         if len(grown) > 1:
             self._table = torch.cat(grown)
         table = self._table[positions]

@@ -8,15 +8,19 @@ as it stands.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from foldspec.cache.paged import PagedCache
 from foldspec.cache.rows import FixedRows, Places
 from foldspec.drafters.base import Drafter
+from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.verify import Blocks, Case
+from foldspec.kernels.verify.filters import cuts
 from foldspec.models.base import ForwardPlan, LanguageModel
 
-__all__ = ["Buffers", "FixedRound", "Seats"]
+__all__ = ["Buffers", "FixedRound", "Parts", "Seats", "State"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ class Seats:
     @property
     def bytes(self) -> int:
         """What :class:`Buffers` take."""
-        numbers = 4 + 2 + 2 * self.drafts + 1
+        numbers = 10 + 3 + 3 * self.drafts + 1
         each = 8 * numbers + 4 * (2 * self.pages + len(self.rings))
-        return self.requests * each + 8 * (self.drafts + 1 + self.block)
+        return self.requests * each + 8 * (2 * self.drafts + 1 + self.block)
 
 
 class Buffers:
@@ -48,10 +52,13 @@ class Buffers:
 
     ``first``   int64 [R] the anchors' positions; ``anchor`` int64 [R] their ids
     ``left``    int64 [R] tokens that each may still commit
-    ``forced``  int64 [R] drafts that stand whatever the target says of them; -1: it is the target that says
+    ``forced``  int64 [R] drafts that stand, for a rule for which that was decided beforehand
+    ``seeds``   int64 [R, 2], as ``Noise.key``; ``temperature``, ``top_p``, ``min_p`` float64 [R] and ``top_k`` int64
+                [R], as in ``SamplingParams``; ``shares`` float64 [drafts], as in ``Blocks``
     ``target``, ``draft``  where entries lie
-    ``out``     int64 [R, 2 + drafts + 1 + drafts]: what a round did, for the host: drafts that stood, rows of finite
-                logits, the run of tokens that it commits (those behind it mean nothing), and the drafts
+    ``out``     int64 [R, 3 + 3 drafts + 1]: what a round did, for the host: drafts that stood, rows of finite logits,
+                tokens that are committed; the run of tokens (those behind the count mean nothing), the drafts, and
+                which of them stand although the target's law has no room for them
     """
 
     def __init__(self, seats: Seats, device: torch.device) -> None:
@@ -59,12 +66,13 @@ class Buffers:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         self.seats, n = seats, seats.requests
-        self.first, self.anchor, self.left = (zeros(n) for _ in range(3))
-        self.forced = zeros(n) - 1
+        self.first, self.anchor, self.left, self.forced, self.top_k = (zeros(n) for _ in range(5))
+        self.temperature, self.top_p, self.min_p = (zeros(n, dtype=torch.float64) for _ in range(3))
+        self.seeds, self.shares = zeros(n, 2), zeros(seats.drafts, dtype=torch.float64)
         self.target = Places(zeros(n, seats.pages, dtype=torch.int32), seats.page_size, {})
         rings = {capacity: zeros(n, 1, dtype=torch.int32) for capacity in seats.rings}
         self.draft = Places(zeros(n, seats.pages, dtype=torch.int32), seats.page_size, rings)
-        self.out = zeros(n, 2 + 2 * seats.drafts + 1)
+        self.out = zeros(n, 3 + 3 * seats.drafts + 1)
         self.steps = torch.arange(max(seats.drafts + 1, seats.block), device=device)
 
     @property
@@ -75,60 +83,83 @@ class Buffers:
         return own | {"target tables": self.target.tables, "draft tables": self.draft.tables} | rings
 
 
-class FixedRound:
-    """A round of ``requests`` requests on the first places of the buffers; ``far``: some of them read more than what is
-    near."""
+@dataclass(frozen=True)
+class Parts:
+    """What a round is made of; ``case``: its acceptance rule."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        cache: PagedCache,
-        drafter: Drafter,
-        buffers: Buffers,
-        requests: int,
-        far: bool,
-    ) -> None:
-        self._model, self._cache, self._drafter = model, cache, drafter
-        self._buffers, self._requests, self._far = buffers, requests, far
+    model: LanguageModel
+    cache: PagedCache
+    drafter: Drafter
+    kernels: Kernels
+    case: Case
+
+
+class State(NamedTuple):
+    """What decides which operations a round has: how many ``requests``; whether some read more than what is near
+    (``far``); whether no temperature is above 0 (``greedy``); and whether top-k, top-p or min-p is asked for
+    (``filtered``)."""
+
+    requests: int
+    far: bool
+    greedy: bool
+    filtered: bool
+
+
+class FixedRound:
+    """A round of the requests in the first places of the buffers."""
+
+    def __init__(self, parts: Parts, buffers: Buffers, state: State) -> None:
+        self._parts, self._buffers, self._state = parts, buffers, state
 
     def __call__(self) -> None:
         """Advance every request; the caches' slots for what it writes are reserved. No value is read on the host, no
         shape depends on one, and nothing that lives longer is allocated."""
-        b, n, seats = self._buffers, self._requests, self._buffers.seats
+        b, n, seats, parts = self._buffers, self._state.requests, self._buffers.seats, self._parts
         first, anchor = b.first[:n].clone(), b.anchor[:n].clone()
         target, draft = b.target.first(n), b.draft.first(n)
-        drafting = FixedRows(first, b.steps[: seats.block], draft, seats.longest, self._far)
-        drafts = self._drafter.draft(drafting, anchor)[:, : seats.drafts]
+        drafting = FixedRows(first, b.steps[: seats.block], draft, seats.longest, self._state.far)
+        drafts = parts.drafter.draft(drafting, anchor)[:, : seats.drafts]
 
         steps = b.steps[: seats.drafts + 1]
         ids = torch.cat((anchor[:, None], drafts), 1).flatten()
         verifying = FixedRows(first, steps, target, seats.longest)
-        output = self._model(ids, ForwardPlan(verifying, self._drafter.taps), self._cache)
-        self._cache.end()
+        output = parts.model(ids, ForwardPlan(verifying, parts.drafter.taps), parts.cache)
+        parts.cache.end()
 
-        accepted, sound, run = self._judge(output.logits.unflatten(0, (n, -1)), drafts)
-        count = accepted + 1
-        b.first[:n] += count
-        b.left[:n] -= count
-        b.anchor[:n] = run.gather(1, accepted[:, None])[:, 0]
+        counts = (b.left[:n] - 1).clamp(0, seats.drafts)
+        decided = parts.kernels.verify(self._blocks(output.logits, first, drafts, counts))
+        own = steps == decided.accepted[:, None]
+        run = torch.where(own, decided.token[:, None], torch.cat((drafts, anchor[:, None]), 1))
+        # with the rule ``unverified`` nothing of the target's comes after drafts
+        alone = (counts > 0).long() if parts.case.kind == "unverified" else 0
+        committed = decided.accepted + 1 - alone
+        b.first[:n] += committed
+        b.left[:n] -= committed
+        b.anchor[:n] = run.gather(1, committed[:, None] - 1)[:, 0]
         # keys of rows that fell are written as well, where the next rounds write theirs before anything reads them
-        self._drafter.absorb(FixedRows(first, steps, draft, seats.longest), (), output.taps)
-        b.out[:n] = torch.cat((accepted[:, None], sound[:, None], run, drafts), 1)
+        parts.drafter.absorb(FixedRows(first, steps, draft, seats.longest), (), output.taps)
+        numbers = torch.stack((decided.accepted, decided.sound, committed), 1)
+        b.out[:n] = torch.cat((numbers, run, drafts, decided.outside.long()), 1)
 
-    def _judge(
-        self, logits: torch.Tensor, drafts: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """logits [R, drafts + 1, vocabulary] -> drafts that stand [R], finite rows before the first that is not [R],
-        and the tokens [R, drafts + 1], of which the first ``accepted + 1`` are committed.
-
-        A draft stands while it is the target's argmax (of equal logits the lowest id), and one of it may still come.
-        """
-        b, n = self._buffers, self._requests
-        best, steps = logits.argmax(-1), b.steps[: drafts.shape[1]]
-        sound = logits.amax(-1).isfinite().long().cumprod(1).sum(1)
-        most = (b.left[:n] - 1).clamp(0, b.seats.drafts)
-        stand = torch.where(b.forced[:n, None] < 0, drafts == best[:, :-1], steps < b.forced[:n, None])
-        accepted = (stand & (steps < most[:, None])).long().cumprod(1).sum(1)
-        own = torch.arange(best.shape[1], device=best.device) >= accepted[:, None]
-        run = torch.where(own, best, torch.cat((drafts, best[:, -1:]), 1))
-        return accepted, sound, run
+    def _blocks(self, logits: torch.Tensor, first: torch.Tensor, drafts: torch.Tensor, counts: torch.Tensor) -> Blocks:
+        """What the rule decides about: logits [R * (drafts + 1), vocabulary] of blocks that begin at ``first``."""
+        b, n, rows = self._buffers, self._state.requests, drafts.shape[1] + 1
+        floor = last = None
+        if self._state.filtered:
+            of_rows = (x[:n].repeat_interleave(rows) for x in (b.temperature, b.top_k, b.top_p, b.min_p))
+            floor, last = cuts(logits, *of_rows)
+        return Blocks(
+            self._parts.case,
+            self._state.greedy,
+            logits,
+            first=torch.arange(0, n * rows, rows, device=first.device),
+            counts=counts,
+            drafts=drafts,
+            positions=first + 1,
+            keys=b.seeds[:n],
+            temperatures=b.temperature[:n],
+            shares=b.shares,
+            floor=floor,
+            last=last,
+            forced=b.forced[:n],
+        )

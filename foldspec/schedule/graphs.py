@@ -8,8 +8,8 @@ runs as it stands.
 What is not inside falls back to the ordinary loop by itself:
 
     an engine    :func:`why_not` says why
-    a step       in which a prompt is prefilled; a request samples, has its logits changed or wants log-probabilities;
-                 or a cache has no slots left for a whole block
+    a step       in which a prompt is prefilled; a request has its logits changed (biases, penalties, ids that may not
+                 come yet) or wants log-probabilities; or a cache has no slots left for a whole block
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.drafters.base import Drafter, DrafterNetwork
 from foldspec.errors import ResourceError
+from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.verify import Case
 from foldspec.models.base import LanguageModel
-from foldspec.options import MethodOptions
+from foldspec.options import MethodOptions, SamplingParams
 from foldspec.records import PointMass, Verdict
-from foldspec.schedule.fixed import Buffers, FixedRound, Seats
+from foldspec.schedule.fixed import Buffers, FixedRound, Parts, Seats, State
 from foldspec.schedule.request import Request
 
 __all__ = ["Graphs", "Outcome", "Outside", "why_not"]
@@ -48,7 +50,7 @@ def why_not(
         return f"the drafter {method.drafter} looks into the text, on the host"
     if drafts and network is not None and network.not_fixed(method):
         return network.not_fixed(method)
-    return None if rule.greedy else f"the rule {method.accept} decides on the host"
+    return f"the rule {method.accept} decides on the host" if rule.case() is None else None
 
 
 class Outside(TorchDispatchMode):
@@ -86,12 +88,28 @@ class Outcome(NamedTuple):
 
 
 class _Seat(NamedTuple):
-    """What the device holds of a request."""
+    """What the device holds of a request: numbers that rounds change, and how it is sampled."""
 
     id: int
     first: int
     anchor: int
     left: int
+    seeds: tuple[int, int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def of(cls, request: Request) -> _Seat:
+        p, left = request.params, request.limit - len(request.output)
+        numbers = request.id, request.anchor_pos, request.output[-1], left
+        return cls(*numbers, request.noise.key, float(p.temperature), p.top_k, float(p.top_p), float(p.min_p))
+
+    def moved(self, committed: Sequence[int]) -> _Seat:
+        """After a round."""
+        count = len(committed)
+        return self._replace(first=self.first + count, anchor=committed[-1], left=self.left - count)
 
 
 class Graphs:
@@ -105,6 +123,8 @@ class Graphs:
         model: LanguageModel,
         cache: PagedCache,
         drafter: Drafter,
+        kernels: Kernels,
+        case: Case,
         *,
         drafts: int,
         requests: int,
@@ -112,10 +132,11 @@ class Graphs:
         device: torch.device,
         pool: Any = None,
     ) -> None:
-        self._model, self._cache, self._drafter, self._device, self._pool = model, cache, drafter, device, pool
+        self._parts, self._device, self._pool = Parts(model, cache, drafter, kernels, case), device, pool
+        self._cache, self._drafter = cache, drafter
         self._drafts, self._most, self._longest = drafts, requests, longest
         self._buffers: Buffers | None = None
-        self._runs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._runs: dict[State, Callable[[], None]] = {}
         self._seats: list[_Seat] = []
         self._tables: list[Any] = []
         self._kept: list[dict[int, torch.Tensor]] = []  # what recordings read
@@ -130,7 +151,7 @@ class Graphs:
     def run(self, requests: Sequence[Request], rule: AcceptanceRule) -> list[Outcome] | None:
         """Run a round of these requests and say what it did, each to be committed and then :meth:`keep`; None, and
         nothing has happened, where the ordinary loop must."""
-        if not requests or self.failed or not rule.greedy or any(_looked_into(request) for request in requests):
+        if not requests or self.failed or rule.case() is None or any(_looked_into(request) for request in requests):
             return None
         try:
             for request in requests:
@@ -139,13 +160,13 @@ class Graphs:
         except ResourceError:
             return None
         buffers = self._prepare(requests, rule)
-        run = self._find(len(requests), any(self._drafter.far(request.anchor_pos) for request in requests))
+        run = self._find(self._state(requests))
         if run is None:
             return None
         run()
         self.rounds += 1
         rows = buffers.out[: len(requests)].tolist()  # the one look at the device
-        self._seats = [_moved(seat, row) for seat, row in zip(self._seats, rows, strict=True)]
+        self._seats = [seat.moved(row[3 : 3 + row[2]]) for seat, row in zip(self._seats, rows, strict=True)]
         return [self._outcome(request, row) for request, row in zip(requests, rows, strict=True)]
 
     def keep(self, request: Request, length: int) -> None:
@@ -154,9 +175,21 @@ class Graphs:
         self._drafter.keep(request.id, length)
 
     def _outcome(self, request: Request, row: Sequence[int]) -> Outcome:
-        accepted, sound, *tokens = row
-        drafts = tuple(tokens[self._drafts + 1 :][: max(0, request.draft_budget)])
-        return Outcome(PointMass(drafts), Verdict(accepted, tokens[accepted]), sound)
+        accepted, sound, committed, *rest = row
+        run, rest = rest[: self._drafts + 1], rest[self._drafts + 1 :]
+        drafts, outside = rest[: self._drafts][: max(0, request.draft_budget)], rest[self._drafts :]
+        rows = tuple(j for j, without in enumerate(outside) if without)
+        verdict = Verdict(accepted, run[committed - 1], rows, followed=committed > accepted)
+        return Outcome(PointMass(tuple(drafts)), verdict, sound)
+
+    def _state(self, requests: Sequence[Request]) -> State:
+        params = [request.params for request in requests]
+        return State(
+            len(requests),
+            any(self._drafter.far(request.anchor_pos) for request in requests),
+            not any(p.temperature for p in params),
+            any(_filtered(p) for p in params),
+        )
 
     def _prepare(self, requests: Sequence[Request], rule: AcceptanceRule) -> Buffers:
         """Bring the buffers up to the host's books, where they are not."""
@@ -167,11 +200,13 @@ class Graphs:
                 self._most, self._longest, self._cache.tables.page_size, self._drafts, self._drafter.block, rings
             )
             self._buffers = Buffers(seats, self._device)
+            self._buffers.shares.copy_(self._parts.case.by_draft(self._drafts, "cpu"))
         b, n = self._buffers, len(requests)
-        now = [_Seat(r.id, r.anchor_pos, r.output[-1], r.limit - len(r.output)) for r in requests]
+        now = [_Seat.of(request) for request in requests]
         if now != self._seats:
-            for buffer, column in zip((b.first, b.anchor, b.left), list(zip(*now, strict=True))[1:], strict=True):
-                buffer[:n].copy_(torch.tensor(column))
+            buffers = (b.first, b.anchor, b.left, b.seeds, b.temperature, b.top_k, b.top_p, b.min_p)
+            for buffer, column in zip(buffers, list(zip(*now, strict=True))[1:], strict=True):
+                buffer[:n].copy_(torch.tensor(column, dtype=buffer.dtype))
             self._seats = now
         if places != self._tables:
             width = b.seats.pages
@@ -182,14 +217,14 @@ class Graphs:
                 base[:n].copy_(torch.tensor([[place[2][capacity]] for place in places], dtype=torch.int32))
             self._tables = places
         forced = [rule.settled(r.anchor_pos + 1, r.noise) for r in requests]
-        if any(count is not None for count in forced):
-            b.forced[:n].copy_(torch.tensor([-1 if count is None else count for count in forced]))
+        if None not in forced:
+            b.forced[:n].copy_(torch.tensor(forced))
         return b
 
-    def _find(self, requests: int, far: bool) -> Callable[[], None] | None:
+    def _find(self, state: State) -> Callable[[], None] | None:
         assert self._buffers is not None
-        if (requests, far) not in self._runs:
-            round_ = FixedRound(self._model, self._cache, self._drafter, self._buffers, requests, far)
+        if state not in self._runs:
+            round_ = FixedRound(self._parts, self._buffers, state)
             run: Callable[[], None] = round_
             if self._device.type == "cuda":
                 try:
@@ -197,8 +232,8 @@ class Graphs:
                 except RuntimeError as error:  # an operator that cannot be recorded; torch has no one class for it
                     self.failed = f"recording failed: {error}".splitlines()[0]
                     return None
-            self._runs[requests, far] = run
-        return self._runs[requests, far]
+            self._runs[state] = run
+        return self._runs[state]
 
     def _record(self, round_: FixedRound) -> Callable[[], None]:
         """A graph of the round; the buffers are then as they were. (Scratch rows in the caches are not, which the next
@@ -227,12 +262,11 @@ class Graphs:
 
 
 def _looked_into(request: Request) -> bool:
-    """Whether a round of it needs more than argmaxes."""
+    """Whether the host looks into a round of it, or changes its logits."""
     p = request.params
     barred = len(request.output) < p.min_tokens
-    return bool(p.temperature or p.logit_bias or p.penalizes or barred or p.logprobs is not None)
+    return bool(p.logit_bias or p.penalizes or barred or p.logprobs is not None)
 
 
-def _moved(seat: _Seat, row: Sequence[int]) -> _Seat:
-    count, run = row[0] + 1, row[2:]
-    return _Seat(seat.id, seat.first + count, run[count - 1], seat.left - count)
+def _filtered(params: SamplingParams) -> bool:
+    return bool(params.temperature and (params.top_k or params.top_p < 1 or params.min_p))

@@ -13,7 +13,12 @@ from foldspec.context.base import ContextMethod, DrafterLayer, FixedRead, Read
 from foldspec.options import MethodOptions
 
 BLOCK = 5
-LAYERS = (DrafterLayer(), DrafterLayer(window=3, causal=True), DrafterLayer(window=9), DrafterLayer(window=21, causal=True))
+LAYERS = (
+    DrafterLayer(),
+    DrafterLayer(window=3, causal=True),
+    DrafterLayer(window=9),
+    DrafterLayer(window=21, causal=True),
+)
 LENGTHS = range(64)
 CASES: dict[str, dict[str, Any]] = {
     "full": {"context": "full"},

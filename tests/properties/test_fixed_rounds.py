@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from foldspec import Engine, SamplingParams
+from foldspec.schedule.fixed import State
 from foldspec.schedule.graphs import Outside
 from foldspec.schedule.scheduler import Step
 
@@ -105,15 +106,39 @@ def test_forced_acceptance_runs_as_it_does_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ({}, {"temperature": 0.8}),
+        ({}, {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.02}),
+        ({"accept": "match"}, {"temperature": 0.7, "top_p": 0.8}),
+        ({"accept": "linear", "leniency": 0.4}, {"temperature": 0.8}),
+        ({"accept": "lenience", "leniency": 0.5}, {"temperature": 0.8}),
+        ({"accept": "cactus", "leniency": 0.3}, {"temperature": 0.8}),
+        ({"accept": "typical"}, {"temperature": 0.8}),
+        ({"accept": "typical"}, {}),
+        ({"accept": "unverified"}, {}),
+    ],
+)
+def test_sampled_rounds_and_those_of_every_rule(rule: dict[str, Any], options: dict[str, Any]) -> None:
+    params = [SamplingParams(max_tokens=20, ignore_eos=True, seed=i, **options) for i in range(2)]
+    assert both(LLAMA, fixed.prompts((20, 33)), params, {**fixed.METHODS["fold"], **rule})[0] > 1
+
+
+def test_requests_sampled_each_in_its_own_way_share_rounds() -> None:
+    ways: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 5, "min_p": 0.1})
+    params = [SamplingParams(max_tokens=20, ignore_eos=True, seed=7, **way) for way in ways]
+    assert both(LLAMA, fixed.prompts((20, 33, 21)), params, fixed.METHODS["full"])[0] > 1
+
+
+@pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0.8, "seed": 1},
         {"logprobs": 2},
         {"repetition_penalty": 1.3},
         {"logit_bias": {5: 3.0}},
     ],
 )
-def test_requests_that_need_more_than_argmaxes_run_in_the_ordinary_loop(options: dict[str, Any]) -> None:
+def test_requests_that_the_host_looks_into_run_in_the_ordinary_loop(options: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True, **options)
     assert both(LLAMA, fixed.prompts((20, 30)), params, fixed.METHODS["full"])[0] == 0
 
@@ -126,7 +151,6 @@ def test_requests_that_need_more_than_argmaxes_run_in_the_ordinary_loop(options:
         (LLAMA, {"context": "cmr"}, "cmr"),
         (LLAMA, {"draft_temperature": 1.0}, "draft-temperature"),
         (LLAMA, {"drafter": "lookup"}, "lookup"),
-        (LLAMA, {"accept": "typical"}, "typical"),
         (DSPARK, {"confidence_stop": 0.5}, "confidence"),
         ("f_qwen3_5_zlab_mixed", {}, "recurrent"),
         ("e_gemma4_dspark", {}, "rings"),
@@ -154,15 +178,15 @@ def test_a_round_reads_and_writes_the_same_memory_from_round_to_round(method: st
         graphs, seen = fixed.graphs_of(engine), []
         find = graphs._find
 
-        def watched(requests: int, far: bool) -> Any:
-            run = find(requests, far)
+        def watched(state: State) -> Any:
+            run = find(state)
 
             def look() -> None:
                 with Outside() as outside:
                     run()
                 assert graphs.buffers is not None
                 buffers = {name: x.data_ptr() for name, x in graphs.buffers.tensors.items()}
-                seen.append(((requests, far), set(outside.found), buffers))
+                seen.append((state, set(outside.found), buffers))
 
             return look
 
@@ -171,7 +195,7 @@ def test_a_round_reads_and_writes_the_same_memory_from_round_to_round(method: st
         params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
         engine.generate(fixed.prompts((5, 30, 60)), params)
         states = {state for state, _, _ in seen}
-        assert states == {(3, method == "fold"), (2, method == "fold"), (1, method == "fold")}
+        assert states == {State(n, method == "fold", True, False) for n in (1, 2, 3)}
         for state in states:
             places = [found for other, found, _ in seen if other == state]
             # the first of its kind makes what is kept: tables of angles, a norm's weight in fp32
@@ -182,4 +206,4 @@ def test_a_round_reads_and_writes_the_same_memory_from_round_to_round(method: st
 def test_both_states_of_fold_run_each_in_its_time() -> None:
     with fixed.load(LLAMA, "on", **fixed.METHODS["fold"]) as engine:
         engine.generate(fixed.prompts((4,))[0], SamplingParams(max_tokens=60, ignore_eos=True))
-        assert list(fixed.graphs_of(engine)._runs) == [(1, False), (1, True)]
+        assert list(fixed.graphs_of(engine)._runs) == [State(1, far, True, False) for far in (False, True)]

@@ -41,10 +41,10 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def rounds(pair: str, method: str) -> list[FixedRound]:
+def rounds(pair: str, method: str, **sampled: Any) -> list[FixedRound]:
     """The rounds of an engine that has run: whatever is made once and kept is there."""
     with fixed.load(pair, "on", kernels="reference", weights="float32", **fixed.METHODS[method]) as engine:
-        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (4, 24)]
+        params = [SamplingParams(max_tokens=n, ignore_eos=True, **sampled) for n in (4, 24)]
         engine.generate(fixed.prompts((4, 18)), params)
         return list(fixed.graphs_of(engine)._runs.values())  # type: ignore[arg-type]
 
@@ -76,20 +76,24 @@ def run(round_: FixedRound) -> list[torch.Size]:
         (MIXED, "window"),
         (MIXED, "rerope"),
         (MIXED, "streaming"),
-        (MIXED, "shared_window"),
         (DSPARK, "fold"),
     ],
 )
 def test_the_body_of_a_round_can_be_recorded(pair: str, method: str) -> None:
     found = rounds(pair, method)
-    assert len(found) == (3 if method in ("fold", "rerope", "streaming") else 2), "several batches, and states of the context"
+    assert len(found) == (3 if method in ("fold", "rerope", "streaming") else 2), (
+        "several batches, and states of the context"
+    )
     for round_ in found if method == "fold" else found[-1:]:
         assert run(round_) == []
 
 
-# ---------------------------------------------------------------------------------------------------- planted faults
+def test_the_body_of_a_sampled_round_can_be_recorded() -> None:
+    found = rounds(LLAMA, "full", temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=1)
+    assert run(found[-1]) == []
 
-Judge = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+# ---------------------------------------------------------------------------------------------------- planted faults
 
 
 def item(self: Any, drafts: torch.Tensor) -> None:
@@ -134,14 +138,14 @@ def one_round() -> FixedRound:
     return rounds(LLAMA, "fold")[0]
 
 
-def plant(round_: FixedRound, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any, torch.Tensor], None]) -> None:
-    judge = FixedRound._judge
+def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any, torch.Tensor], None]) -> None:
+    blocks = FixedRound._blocks
 
-    def faulty(self: FixedRound, logits: torch.Tensor, drafts: torch.Tensor) -> Any:
+    def faulty(self: FixedRound, logits: torch.Tensor, first: torch.Tensor, drafts: torch.Tensor, *rest: Any) -> Any:
         fault(self, drafts)
-        return judge(self, logits, drafts)
+        return blocks(self, logits, first, drafts, *rest)
 
-    monkeypatch.setattr(FixedRound, "_judge", faulty)
+    monkeypatch.setattr(FixedRound, "_blocks", faulty)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +163,7 @@ def plant(round_: FixedRound, monkeypatch: pytest.MonkeyPatch, fault: Callable[[
 def test_what_a_recording_cannot_do_is_found(
     one_round: FixedRound, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None], error: Any
 ) -> None:
-    assert run(one_round) == []
-    plant(one_round, monkeypatch, fault)
+    plant(monkeypatch, fault)
     with pytest.raises(error):
         run(one_round)
 
@@ -169,5 +172,5 @@ def test_what_a_recording_cannot_do_is_found(
 def test_what_outlives_a_round_is_found(
     one_round: FixedRound, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None]
 ) -> None:
-    plant(one_round, monkeypatch, fault)
+    plant(monkeypatch, fault)
     assert run(one_round)
