@@ -212,7 +212,7 @@ class Engine:
 
     @property
     def graphs(self) -> dict[str, Any]:
-        """Whether rounds run on fixed buffers, recorded in graphs on a GPU; why not, in a line, where that cannot be."""
+        """Whether rounds run on fixed buffers (on a GPU: recorded); why not, in a line, where that cannot be."""
         option, ran = self._resources.options.graphs, self._rounds.graphs
         failed = ran.failed if ran is not None else ""
         return {"asked": option, "runs": ran is not None and not failed, "why_not": failed or self._why_not}
@@ -395,6 +395,8 @@ class Engine:
         if self.method.q_mode != self._asked.q_mode:
             what = f"with the order {self.method.order} the drawn tokens decide which step is the last"
             own = (*own, f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}")
+        if self._rounds.graphs is not None and self._rounds.graphs.failed:
+            own = (*own, f"rounds run in the ordinary loop: {self._rounds.graphs.failed}")
         return (*self._resources.found.notices, *self._resources.kernels.notices, *own)
 
     def close(self) -> None:

@@ -384,8 +384,8 @@ class EngineOptions:
                        ``max_context``, or what a share of the free memory holds
     ``debug``          check caches and bookkeeping after every step
     ``kernels``        ``auto`` or the name of one implementation to force
-    ``graphs``         rounds on fixed buffers, which a GPU records once and replays; ``auto``: on a GPU, ``on``: on a CPU
-                       as well, where that is slower (for tests); what cannot run so runs as ever
+    ``graphs``         rounds on fixed buffers, which a GPU records once and replays: ``auto`` on a GPU, ``on`` on a CPU
+                       as well, where it is slower (for tests); what cannot run so runs as ever
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
     ``cache_dir``      where prepared checkpoints and compiled kernels are kept

@@ -95,7 +95,7 @@ class FixedRows(Rows):
     _end: int
 
     @property
-    def starts(self) -> tuple[int, ...]:  # type: ignore[override]
+    def starts(self) -> tuple[int, ...]:
         raise AssertionError("where these rows begin is known on the device alone")
 
     @property

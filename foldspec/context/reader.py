@@ -16,7 +16,7 @@ import torch
 from foldspec.cache.rows import FixedRows, Rows
 from foldspec.cache.side import DraftCache, Layout
 from foldspec.context.base import ContextMethod, Opened, Read, Rotation, Span, joined
-from foldspec.context.fixed import FixedReader
+from foldspec.context.fixed_reader import FixedReader
 from foldspec.context.verifier import Verifier
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import Entries, ReadArgs

@@ -138,13 +138,13 @@ class Drafter(ABC):
     ``max_drafts``  tokens that a round can propose at most
     ``biased``      why drafts may not follow the laws that they are held with, given what stands before them; empty if
                     they do
-    ``block``       rows of its own pass in :meth:`draft`
+    ``pass_rows``   rows of its own pass in :meth:`draft`
     """
 
     taps: tuple[int, ...] = ()
     max_drafts: int = 0
     biased: str = ""
-    block: int = 0
+    pass_rows: int = 0
 
     @abstractmethod
     def open(self, request: int, longest: int | None = None) -> None:
@@ -204,8 +204,8 @@ class Drafter(ABC):
         A token that is drawn is drawn from ``noises[i]``, keyed by its position, its anchor's and the step.
         """
 
-    # What a round asks that the host does not look into (``schedule/fixed.py``), of networks that are not
-    # :meth:`DrafterNetwork.not_fixed`: :meth:`reserve`, then :meth:`draft` and :meth:`absorb` of fixed rows, then :meth:`keep`.
+    # What a round asks that the host does not look into (``schedule/fixed.py``), where ``DrafterNetwork.not_fixed`` has
+    # nothing against it: :meth:`reserve`, then :meth:`draft` and :meth:`absorb` of fixed rows, then :meth:`advance`.
 
     def draft(self, rows: FixedRows, anchors: torch.Tensor) -> torch.Tensor:
         """:meth:`propose` by argmax: ``max_drafts`` ids [R, max_drafts] after the anchors [R], whose positions and a
@@ -216,7 +216,7 @@ class Drafter(ABC):
         """Where an open request lies in its cache: its pages, and by capacity where its rings begin."""
         return (), {}
 
-    def keep(self, request: int, length: int) -> None:  # noqa: B027
+    def advance(self, request: int, length: int) -> None:  # noqa: B027
         """Of the fixed rows that were absorbed, exactly those up to ``length`` entries are committed."""
 
     def far(self, n: int) -> bool:

@@ -273,7 +273,7 @@ class DFlash(Drafter):
         self._network, self._reader, self._sampling = network, reader, sampling
         config = network.config
         self._config = config
-        self.taps, self.max_drafts, self.block = config.taps, config.max_drafts, config.block
+        self.taps, self.max_drafts, self.pass_rows = config.taps, config.max_drafts, config.block
         self._embed = network.embed if config.own_embedding else partial(target.embed, scale=config.embedding_scale)
         self._target_ids = network.target_ids
         self._logits: Callable[[torch.Tensor], torch.Tensor] = partial(target.head, softcap=config.softcap)
@@ -347,14 +347,14 @@ class DFlash(Drafter):
         return proposals
 
     def draft(self, rows: FixedRows, anchors: torch.Tensor) -> torch.Tensor:
-        masks = anchors.new_full((len(anchors), self.block - 1), self._config.mask_id)
+        masks = anchors.new_full((len(anchors), self.pass_rows - 1), self._config.mask_id)
         chain = self._chain(rows, torch.cat((anchors[:, None], masks), 1), self.max_drafts)
         return torch.stack(self._likeliest(chain, anchors)[0], 1)
 
     def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
         return self._reader.places(request)
 
-    def keep(self, request: int, length: int) -> None:
+    def advance(self, request: int, length: int) -> None:
         self._reader.keep(request, length)
 
     def far(self, n: int) -> bool:
@@ -362,8 +362,8 @@ class DFlash(Drafter):
 
     def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> Chain:
         """The rows of the first ``count`` drafts of one block a request."""
-        rows = Rows.of(requests, starts, [self.block] * len(requests))
-        ids = [[token] + [self._config.mask_id] * (self.block - 1) for token in tokens]
+        rows = Rows.of(requests, starts, [self.pass_rows] * len(requests))
+        ids = [[token] + [self._config.mask_id] * (self.pass_rows - 1) for token in tokens]
         return self._chain(rows, torch.tensor(ids, device=self._network.fc.weight.device), count)
 
     def _chain(self, rows: Rows, ids: torch.Tensor, count: int) -> Chain:
@@ -401,8 +401,8 @@ class DFlash(Drafter):
         return [row[: cut.index(True)] if True in cut else row for row, cut in zip(rows, cuts, strict=True)]
 
     def _likeliest(self, chain: Chain, previous: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Row after row the argmax drafts [R], each given the one before, the first ``previous``; and, where the drafter
-        says so, whether a block ends before it."""
+        """Row after row the argmax drafts [R], each given the one before, the first ``previous``; and, where the
+        drafter says so, whether a block ends before it."""
         drafted, ends = [], []
         for _ in range(chain.logits.shape[1]):
             row, sure = chain.next(previous)

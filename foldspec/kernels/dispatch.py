@@ -76,7 +76,7 @@ class Kernels:
     def device_attention(
         self, reads: Sequence[device.DeviceRead], out: torch.Tensor | None = None
     ) -> device.DeviceOutput:
-        """The same operator where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
+        """The same where numbers stay on the device: the reads of R requests, into ``out`` if that is given."""
         run: device.DeviceAttention = self.choose("device_attention", device.facts_of(reads[0]))
         return run(reads, out)
 

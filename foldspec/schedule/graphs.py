@@ -172,7 +172,7 @@ class Graphs:
     def keep(self, request: Request, length: int) -> None:
         """Both caches hold exactly ``length`` entries of it, after a round."""
         self._cache.keep(request.id, length)
-        self._drafter.keep(request.id, length)
+        self._drafter.advance(request.id, length)
 
     def _outcome(self, request: Request, row: Sequence[int]) -> Outcome:
         accepted, sound, committed, *rest = row
@@ -197,7 +197,7 @@ class Graphs:
         if self._buffers is None:
             rings = tuple(sorted(places[0][2]))
             seats = Seats(
-                self._most, self._longest, self._cache.tables.page_size, self._drafts, self._drafter.block, rings
+                self._most, self._longest, self._cache.tables.page_size, self._drafts, self._drafter.pass_rows, rings
             )
             self._buffers = Buffers(seats, self._device)
             self._buffers.shares.copy_(self._parts.case.by_draft(self._drafts, "cpu"))

@@ -96,7 +96,7 @@ def test_places_of_queries_lie_below_what_the_read_says(case: str) -> None:
     for layer in range(len(LAYERS)):
         for read in method.fixed_reads(layer, n, True):
             end = len(LENGTHS) + BLOCK - 1 if read.reach is None else read.reach
-            assert 0 <= int(read.query_at.min()) and int(read.query_at.max()) < end
+            assert int(read.query_at.min()) >= 0 and int(read.query_at.max()) < end
 
 
 @pytest.mark.parametrize("case", CASES)

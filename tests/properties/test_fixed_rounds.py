@@ -11,7 +11,7 @@ import fixed
 import pytest
 import torch
 
-from foldspec import Engine, SamplingParams
+from foldspec import SamplingParams
 from foldspec.schedule.fixed import State
 from foldspec.schedule.graphs import Outside
 from foldspec.schedule.scheduler import Step
