@@ -11,7 +11,7 @@ import fixed
 import pytest
 import torch
 
-from foldspec import SamplingParams
+from foldspec import Engine, SamplingParams
 from foldspec.schedule.fixed import State
 from foldspec.schedule.graphs import Outside
 from foldspec.schedule.scheduler import Step
@@ -166,6 +166,21 @@ def test_a_cpu_runs_the_ordinary_loop_unless_asked() -> None:
     for graphs in ("auto", "off"):
         with fixed.load(LLAMA, graphs) as engine:
             assert engine._rounds.graphs is None and engine.graphs["runs"] is False and engine.graphs["why_not"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", "full", "window", "fold"])
+def test_rounds_of_a_real_pair_are_the_ordinary_loops(method: str) -> None:
+    """The embedded pair, at its own window: one request is far from the first round on, one comes to be."""
+    texts = ["The capital of France is", "def quicksort(a):\n    " * 36, "Once upon a time there was a village. " * 45]
+    stories = []
+    for graphs in ("off", "on"):
+        with Engine.load("smollm2-135m", offline=True, graphs=graphs, max_context=640, max_batch=3) as engine:
+            engine = engine.using(**{**fixed.METHODS[method], **({} if method == "plain" else {"window": 256})})
+            done = engine.generate(texts, SamplingParams(max_tokens=48, ignore_eos=True))
+            stories.append([fixed.story(one) for one in done])
+            assert graphs == "off" or fixed.graphs_of(engine).rounds > 20
+    assert stories[0] == stories[1]
 
 
 # ----------------------------------------------------------------------------------------------------------- addresses
