@@ -228,7 +228,8 @@ class Graphs:
             run: Callable[[], None] = round_
             if self._device.type == "cuda":
                 try:
-                    run = self._record(round_)
+                    with torch.cuda.device(self._device):
+                        run = self._record(round_)
                 except RuntimeError as error:  # an operator that cannot be recorded; torch has no one class for it
                     self.failed = f"recording failed: {error}".splitlines()[0]
                     return None

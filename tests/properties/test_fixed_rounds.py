@@ -13,7 +13,7 @@ import torch
 
 from foldspec import Engine, SamplingParams
 from foldspec.schedule.fixed import State
-from foldspec.schedule.graphs import Outside
+from foldspec.schedule.graphs import Outside, _Seat
 from foldspec.schedule.scheduler import Step
 
 LLAMA, MIXED, DEEPSPEC, DSPARK = "a_llama_zlab", "b_qwen3_zlab_mixed", "c_qwen3_deepspec_dflash", "d_qwen3_dspark"
@@ -216,6 +216,29 @@ def test_a_round_reads_and_writes_the_same_memory_from_round_to_round(method: st
             # the first of its kind makes what is kept: tables of angles, a norm's weight in fp32
             assert all(found == places[-1] for found in places[1:])
         assert all(buffers == seen[0][2] for _, _, buffers in seen)
+
+
+def test_between_rounds_the_host_knows_what_the_device_holds_and_pages_are_given_back() -> None:
+    """Nothing is uploaded then but for tables that change, and a round takes no page that it does not fill."""
+    with fixed.load(DSPARK, "on", **fixed.METHODS["fold"]) as engine:
+        graphs, pages, looked = fixed.graphs_of(engine), engine.resources.cache.tables, 0
+
+        def look(step: Step) -> None:
+            nonlocal looked
+            going = [job.request for job in engine.scheduler._running if job.request.rounds]
+            for request in going:
+                assert len(pages.pages(request.id)) == -(-pages.length(request.id) // pages.page_size)
+            if going and graphs.rounds > looked and step.decoded == len(going):
+                looked = graphs.rounds
+                assert graphs._seats == [_Seat.of(request) for request in going]
+                assert graphs.buffers is not None
+                for i, request in enumerate(going):
+                    held = (graphs.buffers.first[i], graphs.buffers.anchor[i], graphs.buffers.left[i])
+                    assert tuple(map(int, held)) == _Seat.of(request)[1:4]
+
+        engine.scheduler.watch = look
+        engine.generate(fixed.prompts((20, 30)), SamplingParams(max_tokens=30, ignore_eos=True))
+        assert looked > 5
 
 
 def test_both_states_of_fold_run_each_in_its_time() -> None:
