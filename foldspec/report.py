@@ -78,7 +78,7 @@ def check(
             "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
             "graphs": no_graphs(options, device, spec, found.network, asked, make_rule(asked.accept))
-            or "recorded rounds",
+            or ("rounds are recorded" if device.type == "cuda" else "fixed buffers, not recorded"),
             "weights on this disk": found.target.local and (found.drafter is None or found.drafter.local),
         }
         if drafter in MODEL_FREE:
