@@ -172,10 +172,12 @@ def make_plan(
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
         if pages > most and must_fit:
-            fewer = ", or fewer --dummy-layers" if found.dummy else ""
-            do = f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}, or --dtype bfloat16{fewer}"
+            smaller = ["--dtype bfloat16"] if dtype == torch.float32 else []
+            smaller += ["fewer --dummy-layers"] if found.dummy else []
+            do = ", or ".join([f"use --max-context or --cache-tokens of at most {(most - 1) * page:,}", *smaller])
             if most < 2:
-                do = f"lower --max-batch, or use --weights bfloat16 or --dtype bfloat16, or a smaller checkpoint{fewer}"
+                held = ["use --weights bfloat16"] if dtype == torch.float32 and options.weights != "bfloat16" else []
+                do = ", or ".join(["lower --max-batch", *held, *smaller, "a smaller checkpoint"])
             raise ResourceError(f"not enough memory on {device}: {plan(pages)}", do=do)
     return plan(pages)
 

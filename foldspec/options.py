@@ -64,6 +64,7 @@ CONTEXT_FIELDS: dict[str, Callable[[str], Any]] = {
     "far_boundary": str,
     "layer_window": by_layer(int),
     "layer_alpha": by_layer(float),
+    "auto_alphas": by_layer(float),
     **dict.fromkeys(_LEAST, int),
 }
 
@@ -182,7 +183,7 @@ class MethodOptions:
     """What a round does: how the drafter reads its context, how many drafts are verified, by which rule.
 
     A method reads the options that it has a use for: ``full`` none, ``window`` the window, ``fold`` also ``alpha``,
-    ``coverage`` and ``far_boundary``.
+    ``coverage`` and ``far_boundary``, ``fold_auto`` its ``auto_alphas`` in place of ``alpha``.
 
     ``context``        name of a context method (``foldspec.context.METHODS``); None: ``fold``, or ``full`` where
                        the drafter reads its context by no method
@@ -194,6 +195,7 @@ class MethodOptions:
                        None: the pair's own for methods that are for all layers, else ``full``
     ``far_boundary``   on sliding layers, far is ``p - j >= D`` (``D``) or all the near read leaves out (``complement``)
     ``layer_window``, ``layer_alpha``   W and alpha of each drafter layer, in place of the one for all; () for none
+    ``auto_alphas``    sharpnesses that ``fold_auto`` chooses from, 0 for no far read; it begins with the first
     ``draft_window``   entries that ``shared_window`` reads
     ``sinks``, ``recents``   of ``streaming``: the first and the last entries that are kept
     ``yarn_ref``       R of ``yarn``, the length that the drafter was trained for; None takes the pair's own
@@ -237,6 +239,7 @@ class MethodOptions:
     far_boundary: str = "D"
     layer_window: tuple[int, ...] = ()
     layer_alpha: tuple[float, ...] = ()
+    auto_alphas: tuple[float, ...] = (2.0, 1.0, 4.0, 0.0)
     draft_window: int = 2048
     sinks: int = 4
     recents: int = 2044
@@ -285,6 +288,7 @@ class MethodOptions:
             whole("layer_window", window, 1)
         for alpha in self.layer_alpha:
             real("layer_alpha", alpha, 1, math.inf)
+        self._check_arms()
         whole("draft_tokens", self.draft_tokens, 0, optional=True)
         whole("block_length", self.block_length, 1, optional=True)
         if self.prefix_cache is not None:
@@ -315,6 +319,15 @@ class MethodOptions:
             for name, none in (("draft_top_k", 0), ("draft_top_p", 1.0), ("draft_noise", "own")):
                 if getattr(self, name) != none:
                     raise UsageError("is for drafts that are drawn", where=name, do="give a draft temperature above 0")
+
+    def _check_arms(self) -> None:
+        arms = several("auto_alphas", self.auto_alphas)
+        object.__setattr__(self, "auto_alphas", arms)
+        for alpha in arms:
+            if alpha != 0 or isinstance(alpha, bool):
+                real("auto_alphas", alpha, 1, math.inf)
+        if not arms or len(set(arms)) < len(arms):
+            raise UsageError("must name one at least, and each once", where="auto_alphas", do="for example 2/4/0")
 
     def _check_rule(self) -> None:
         """The values; whether the rule has a use for them, it says itself."""

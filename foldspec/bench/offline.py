@@ -40,11 +40,15 @@ def leading_drafts(
     for all, so that they can be compared pair by pair.
 
     Each method drafts as many tokens as its ``draft_tokens`` says, or its drafter's most. No state depends on what was
-    drafted before: a selection is made anew at every position, and means stand for blocks (``AT_EVERY_POSITION``).
+    drafted before: a selection is made anew at every position, and means stand for blocks (``AT_EVERY_POSITION``);
+    where nothing is judged, nothing is learnt, and ``fold_auto`` stays with its first sharpness.
     """
     resources = engine.resources
     request = resources.new_id()
-    drafters = [resources.drafter(replace(method, **AT_EVERY_POSITION), request) for method in methods]
+    drafters = [
+        resources.drafter(replace(method, **AT_EVERY_POSITION, auto_alphas=method.auto_alphas[:1]), request)
+        for method in methods
+    ]
     counts = [
         drafter.max_drafts if method.draft_tokens is None else min(method.draft_tokens, drafter.max_drafts)
         for method, drafter in zip(methods, drafters, strict=True)

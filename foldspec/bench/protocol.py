@@ -109,7 +109,8 @@ class Bench:
         warmed = []
         with self.arms[0].engine.prefill(cell.spare.ids) as prefix:
             for count, arm in enumerate(self.arms):
-                self.progress(f"warming up at {cell.length} tokens: {arm.label}", count + 1, len(self.arms))
+                if self.warmup:
+                    self.progress(f"warming up at {cell.length} tokens: {arm.label}", count + 1, len(self.arms))
                 times: list[float] = []
                 while len(times) < self.warmup:
                     run = measure(arm.engine, prefix, self.params, self.clock)

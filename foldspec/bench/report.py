@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from foldspec.bench import model_report
 from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 
-__all__ = ["FORMATS", "render"]
+__all__ = ["FORMATS", "Column", "as_csv", "as_table", "remarks", "render", "tables"]
 
 FORMATS = ("table", "md", "csv", "json")
+FIRST = "every task and length"
 MARKS = {"gain": "+", "loss": "-", "none": "~", "few": "?", "baseline": ""}
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -100,29 +101,31 @@ LEGEND = (
 def render(result: Mapping[str, Any], form: str) -> str:
     """``form`` is ``table``, ``md`` or ``csv`` (the rows alone, with the names and numbers of the JSON)."""
     if form == "csv":
-        return _csv(result["summary"])
-    unreal = {row["method"]: row["made_up"] for row in result["summary"] if row["made_up"]}
-    made_up: list[Column] = [("made up", lambda row: unreal.get(row["method"], ""))] if unreal else []
+        return as_csv(result["summary"])
     blocks = []
-    if result["summary"]:
-        blocks.append(_table([*COLUMNS, *made_up], result["summary"], form))
-    if result["averages"]:
-        blocks += ["average over tasks", _table([*AVERAGES, *made_up], result["averages"], form)]
-    if result["against"]:
-        title = f"speedup over {result['against'][0]['against']}"
-        blocks += [title, _table([*AGAINST, *made_up], result["against"], form)]
-    traced = [row for row in result["summary"] if row["parts_ms"]]
-    if traced:
-        blocks += ["ms a round, from a separate traced pass", _table([*PARTS, *made_up], traced, form)]
-    model = result.get("calibration")
-    if model and model["methods"]:
-        blocks += ["the drafters, at lambda 0", _table(model_report.PROFILES, model["profiles"], form)]
-        blocks += [
-            "the throughput model beside what was measured",
-            _table(model_report.METHODS, model["methods"], form),
-        ]
+    for title, columns, rows in tables(result):
+        blocks += [] if title == FIRST else [title]
+        blocks.append(as_table(columns, rows, form))
     bullet = "- " if form == "md" else ""
     return "\n\n".join([*blocks, "\n".join(bullet + line for line in remarks(result))])
+
+
+def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Column], Sequence[Row]]]:
+    """The tables of a result that have rows: title, columns, rows."""
+    unreal = {row["method"]: row["made_up"] for row in result["summary"] if row["made_up"]}
+    made_up: list[Column] = [("made up", lambda row: unreal.get(row["method"], ""))] if unreal else []
+    against = result["against"]
+    traced = [row for row in result["summary"] if row["parts_ms"]]
+    model = result.get("calibration") or {"profiles": [], "methods": []}
+    found: list[tuple[str, Sequence[Column], Sequence[Row]]] = [
+        (FIRST, [*COLUMNS, *made_up], result["summary"]),
+        ("average over tasks", [*AVERAGES, *made_up], result["averages"]),
+        (f"speedup over {against[0]['against']}" if against else "", [*AGAINST, *made_up], against),
+        ("ms a round, from a separate traced pass", [*PARTS, *made_up], traced),
+        ("the drafters, at lambda 0", model_report.PROFILES, model["profiles"] if model["methods"] else []),
+        ("the throughput model beside what was measured", model_report.METHODS, model["methods"]),
+    ]
+    return (one for one in found if one[2])
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
@@ -168,7 +171,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if disturbed:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
     for label, method in result["methods"].items():
-        if not method["lossless"]:
+        if not method["lossless"] and not method.get("made_up"):
             lines.append(f"{label} is LOSSY: its output's law is {method['law']}")
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
@@ -182,7 +185,8 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     return [*result["notices"], *lines]
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
+def as_table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
+    """``form``: ``table`` or ``md``."""
     head = [name for name, _ in columns]
     body = [[show(row) for _, show in columns] for row in rows]
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
@@ -195,7 +199,8 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
     return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
+    """Names and numbers of the JSON; an interval is two columns."""
     text = io.StringIO()
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -208,7 +213,9 @@ def _csv(rows: Sequence[Row]) -> str:
 def _flat(row: Row) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, list):
+        if name == "commit_counts":
+            flat[name] = " ".join(map(str, value))
+        elif isinstance(value, list):
             flat |= {f"{name}_low": value[0], f"{name}_high": value[1]}
         elif isinstance(value, dict):
             flat |= {f"{name}_{part}": number for part, number in value.items()}

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import platform
-import resource
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +15,7 @@ from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.calibrate import Calibrator
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
+from foldspec.bench.machine import environment, load
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.modelled import calibration
 from foldspec.bench.protocol import Arm, Bench
@@ -81,7 +76,7 @@ class Session:
         )
         self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
         self.store.open(self._plan(), resume=resume)
-        self._load, self._complete = _load(), False
+        self._load, self._complete = load(), False
         self._bandwidth = read_bandwidth(self._device)
 
     @property
@@ -181,23 +176,17 @@ class Session:
             "noise": summary.noise(cells, **how),
             "calibration": model,
             "notices": self.notices,
+            "requests": summary.requests(cells, labels),
         }
         self.store.finish(result)
         check(result)
         return result
 
     def _env(self) -> dict[str, Any]:
-        env = self._plain.env()
-        return env | {
-            "device_type": self._device.partition(":")[0],
-            "git": _git(),
-            "os": platform.platform(),
-            "cores": os.cpu_count(),
+        return environment(self._plain) | {
             "load_before": self._load,
-            "load_after": _load(),
+            "load_after": load(),
             "read_gb_s": self._bandwidth,
-            "peak_mem_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            * (1 if sys.platform == "darwin" else 1024),
         }
 
 
@@ -234,7 +223,8 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
             f"{cell['too_long']} too long, warm-up input {cell['warm_up'] or 'made up of the first'}"
         )
     for length, count in plan["prefills"].items():
-        lines.append(f"{count} prefills of {length} tokens, {count * len(methods)} runs")
+        many = "prefill" if count == 1 else "prefills"
+        lines.append(f"{count} {many} of {length} tokens, {count * len(methods)} runs")
     return [*lines, f"each run {plan['max_new']} tokens at most"]
 
 
@@ -264,21 +254,3 @@ def _check_methods(methods: Mapping[str, Mapping[str, Any]]) -> None:
         for other, theirs in known[1:i]:
             if mine == theirs:
                 raise UsageError(f"is here the same as {other}", where=f"--methods {label}", do="name it once")
-
-
-def _load() -> list[float] | None:
-    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
-
-
-def _git() -> str | None:
-    """The commit of the checkout that runs, with ``-dirty`` if it was changed; None where there is none."""
-    root = Path(__file__).parents[2]
-    git = shutil.which("git")
-    if git is None or not (root / ".git").exists():
-        return None
-    words = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

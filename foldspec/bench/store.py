@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from foldspec.bench.lines import check_line
 from foldspec.errors import MeasurementError, ResourceError, UsageError
 
-__all__ = ["Store"]
+__all__ = ["Store", "differences", "replace", "write_json"]
 
 
 class Store:
@@ -76,7 +76,7 @@ class Store:
             before = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             raise UsageError("is not JSON", where=str(path), do="choose another folder") from None
-        differing = list(_differences(before, plan))
+        differing = list(differences(before, plan))
         if differing:
             what = f"began with other settings or inputs: {'; '.join(differing[:3])}"
             raise UsageError(what, where=f"--out {self.folder}", do="give the same ones, or another folder")
@@ -100,7 +100,7 @@ class Store:
             groups.setdefault(_key(line), []).append(line)
         kept = [group for group in groups.values() if {line["method"] for line in group} >= self._arms]
         if torn or sum(map(len, kept)) < len(lines):
-            _replace(path, "".join(json.dumps(line) + "\n" for group in kept for line in group).encode())
+            replace(path, "".join(json.dumps(line) + "\n" for group in kept for line in group).encode())
         for group in kept:
             self._take(group)
         self.resumed = len(kept)
@@ -123,7 +123,7 @@ class Store:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write ``bench.json``."""
         if self.folder is not None:
-            write_json(self.folder / "bench.json", result)
+            write_json(self.folder / "bench.json", result, rows="requests")
 
     def close(self) -> None:
         self._file = None
@@ -144,15 +144,23 @@ def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
     return line["task"], line["length"], line["id"]
 
 
-def write_json(path: Path, value: Any) -> None:
-    """The whole file or, after a kill, what was there before. Raises :class:`ResourceError`."""
+def write_json(path: Path, value: Any, rows: str | None = None) -> None:
+    """The whole file or, after a kill, what was there before. ``rows`` names a part that has rows, to be written a line
+    each. Raises :class:`ResourceError`."""
+    text = json.dumps(value, indent=1, allow_nan=False)
+    if rows is not None:
+        table = value[rows]
+        lines = ",\n".join(f"   {json.dumps(row, allow_nan=False)}" for row in table["rows"])
+        short = json.dumps({**value, rows: {**table, "rows": "HERE"}}, indent=1, allow_nan=False)
+        text = short.replace('"rows": "HERE"', f'"rows": [\n{lines}\n  ]')
     try:
-        _replace(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+        replace(path, (text + "\n").encode())
     except OSError as error:
         raise ResourceError(f"cannot be written ({error.strerror})", where=str(path)) from None
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all. Raises :class:`OSError`."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
         file.write(data)
@@ -170,11 +178,11 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _differences(a: Any, b: Any, name: str = "") -> Iterable[str]:
+def differences(a: Any, b: Any, name: str = "") -> Iterable[str]:
     """What differs between two plans, in words."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:
-            yield from _differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
+            yield from differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
     elif a != b:
         short = [json.dumps(value) for value in (a, b)]
         yield (name or "all of it") if max(map(len, short)) > 60 else f"{name} was {short[0]}, is {short[1]}"

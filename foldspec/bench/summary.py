@@ -12,10 +12,16 @@ from foldspec.bench import guards, metrics
 from foldspec.bench.bootstrap import average_interval, interval
 from foldspec.bench.methods import AR, AR_AGAIN
 
-__all__ = ["FEW", "NOISY", "against", "averages", "noise", "pairs", "rows", "verdict"]
+__all__ = ["COLUMNS", "FEW", "NOISY", "against", "averages", "noise", "pairs", "requests", "rows", "verdict"]
 
 FEW = 5  # requests below which an interval decides nothing
 NOISY = 0.05  # spread of one run above which the interval of a mean of ratios is off (a test shows by how much)
+
+# what bench.json keeps of each run
+COLUMNS = (
+    *("task", "length", "id", "method", "input_sha256", "n_in", "n_out", "rounds", "ttft_ms", "decode_ms"),
+    *("score", "output_ids_sha256"),
+)
 
 Line = Mapping[str, Any]
 Group = dict[str, Line]  # method -> line, of one request
@@ -116,6 +122,7 @@ def rows(
                     "gb_s": metrics.mean(rates),
                     "bandwidth_share": metrics.mean(rates) / bandwidth if bandwidth else None,
                     "parts_ms": _parts([line["parts_ms"] for line in mine]),
+                    "commit_counts": _commit_counts([line["commits"] for line in mine]),
                 }
             )
     return table
@@ -125,6 +132,12 @@ def _score(scores: Sequence[int | None]) -> float | None:
     """The share of right outputs; None for a task that has no answers."""
     there = [score for score in scores if score is not None]
     return metrics.mean(there) if there else None
+
+
+def _commit_counts(commits: Sequence[Sequence[int]]) -> list[int]:
+    """How many rounds committed 1, 2, ... tokens."""
+    found = Counter(count for each in commits for count in each)
+    return [found[count] for count in range(1, max(found, default=0) + 1)]
 
 
 def _parts(traces: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
@@ -185,6 +198,12 @@ def averages(
                 }
             )
     return table
+
+
+def requests(cells: Mapping[tuple[str, int], Sequence[Group]], arms: Sequence[str]) -> dict[str, Any]:
+    """``columns``, and one of ``rows`` for every run that the figures are made of."""
+    lines = [group[arm] for groups in cells.values() for group in groups for arm in arms]
+    return {"columns": list(COLUMNS), "rows": [[line[name] for name in COLUMNS] for line in lines]}
 
 
 def noise(cells: Mapping[tuple[str, int], Sequence[Group]], *, resamples: int, seed: int) -> dict[str, Any] | None:

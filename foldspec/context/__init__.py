@@ -16,6 +16,7 @@ METHODS = {
     "full": "foldspec.context.full:Full",
     "window": "foldspec.context.window:Window",
     "fold": "foldspec.context.fold:Fold",
+    "fold_auto": "foldspec.context.fold_auto:FoldAuto",
     "shared_window": "foldspec.context.shared_window:SharedWindow",
     "streaming": "foldspec.context.streaming:Streaming",
     "yarn": "foldspec.context.yarn:YaRN",

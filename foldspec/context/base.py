@@ -71,12 +71,15 @@ class Opened:
     ``rope``     the drafter's own rotation; ``scale`` of its logits, 1/sqrt(d) as a rule
     ``keys``     (layer, first, last, rotated) -> keys [last - first, kv heads, d] of the stored entries
                  ``first .. last-1``, in a copy that :meth:`ContextMethod.stores` asked for
+    ``share``    (n, entries) -> the bytes of so many keys and values of a layer, as a share of what a round after ``n``
+                 entries reads beside the drafter's context: the weights, and the target's keys, values and states
     """
 
     longest: int | None
     rope: Rotation
     scale: float
     keys: Callable[[int, int, int, bool], torch.Tensor]
+    share: Callable[[int, int], float] = lambda n, entries: 0.0
 
 
 @dataclass(frozen=True)

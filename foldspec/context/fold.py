@@ -43,9 +43,10 @@ class Fold(ContextMethod):
         near = self.near(layer, n, self._distance(layer))
         boundary = self._boundary(layer)
         last = tuple(max(0, min(n, p - boundary + 1)) for p in self.positions(n))
-        if not any(last):  # the context fits the window: the near read is all there is
+        alpha = self.sharpness(layer, state)
+        if not any(last) or alpha is None:  # the context fits the window, or is not to be read: the near read is all
             return [near]
-        alpha = self._alpha(layer)
+        alpha = min(alpha, SHARPEST)
         at = tuple(self._distance(layer) + r for r in range(self.block))
         return [near, Read((0,) * self.block, last, "unrotated", at, scale=alpha, exponent=1 / alpha)]
 
@@ -56,19 +57,20 @@ class Fold(ContextMethod):
     def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
         if not self.covers(layer):
             return [self.fixed_near(layer, n)]
-        near = self.fixed_near(layer, n, self._distance(layer))
-        if not far:
+        near, alpha = self.fixed_near(layer, n, self._distance(layer)), self.sharpness(layer, None)
+        if not far or alpha is None:
             return [near]
-        alpha, distance = self._alpha(layer), self._distance(layer)
+        alpha, distance = min(alpha, SHARPEST), self._distance(layer)
         last = (near.query_at - (self._boundary(layer) - 1)).clamp(min=0).minimum(n[:, None])
         at = self.fixed_positions(torch.full_like(n, distance))
         first, end = torch.zeros_like(last), distance + self.block
         return [near, FixedRead(first, last, "unrotated", at, scale=alpha, exponent=1 / alpha, reach=end)]
 
-    def _alpha(self, layer: int) -> float:
+    def sharpness(self, layer: int, state: Any) -> float | None:
+        """Alpha of this layer's far read, the same from one commit to the next; None: there is none."""
         alpha = self.options.layer_alpha[layer] if self.options.layer_alpha else self.options.alpha
         assert alpha is not None
-        return min(alpha, SHARPEST)
+        return alpha
 
     def _distance(self, layer: int) -> int:
         return max(self.window(layer) + self.block, self.layers[layer].window or 0)

@@ -6,7 +6,7 @@ method.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,8 @@ class _Held:
 
 class ContextReader:
     """A context method at work over a drafter's cache. ``scale`` is the layers' logit scale, 1/sqrt(d) as a rule;
-    ``verifier`` is there for methods that need one."""
+    ``verifier`` is there for methods that need one, ``other_bytes`` (n -> what a round reads beside the drafter's
+    context) for those that weigh what a read costs."""
 
     def __init__(
         self,
@@ -51,9 +52,10 @@ class ContextReader:
         kernels: Kernels,
         scale: float,
         verifier: Verifier | None = None,
+        other_bytes: Callable[[int], int] | None = None,
     ) -> None:
         self._method, self._cache, self._rope, self._kernels, self._scale = method, cache, rope, kernels, scale
-        self._verifier = verifier
+        self._verifier, self._other_bytes = verifier, other_bytes
         self._held: dict[int, _Held] = {}
         self._layers = range(len(method.layers))
         self._fixed = FixedReader(method, cache, rope, kernels, scale)
@@ -96,7 +98,8 @@ class ContextReader:
 
     def _begin(self, request: int, longest: int | None) -> _Held:
         if request not in self._held:
-            state = self._method.begin(Opened(longest, self._rope, self._scale, partial(self._stored, request)))
+            keys = partial(self._stored, request)
+            state = self._method.begin(Opened(longest, self._rope, self._scale, keys, self._share))
             ropes = tuple(self._method.rope(i, state, self._rope) for i in self._layers)
             self._held[request] = _Held(state, ropes)
         return self._held[request]
@@ -130,6 +133,10 @@ class ContextReader:
     def far(self, n: int) -> bool:
         """See :meth:`ContextMethod.far`."""
         return self._method.far(n)
+
+    def _share(self, n: int, entries: int) -> float:
+        pair = self._cache.spec.bytes_per_entry / self._cache.spec.layers
+        return 0.0 if self._other_bytes is None else entries * pair / self._other_bytes(n)
 
     def bytes_read(self, n: int) -> int:
         """Bytes of keys and values that one block after ``n`` entries reads, over all layers, and what the method asks

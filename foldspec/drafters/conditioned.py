@@ -7,6 +7,7 @@ context method decides what of that a block reads, and where its rows are rotate
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,15 @@ class ConditionedNetwork(DrafterNetwork):
         """The geometry of its context."""
 
     @abstractmethod
+    def features(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Context features [n, width], of which every layer makes its keys and values, of tapped rows [n, width] each:
+        the paper's c."""
+
+    @abstractmethod
+    def weight_bytes(self, target: LanguageModel) -> int:
+        """Bytes of weights that drafting one block reads, those of the target included that it drafts with."""
+
+    @abstractmethod
     def drafter(self, target: LanguageModel, reader: ContextReader, sampling: DraftSampling = ARGMAX) -> Drafter:
         """The drafter that reads its context through ``reader``."""
 
@@ -77,5 +87,14 @@ class ConditionedNetwork(DrafterNetwork):
     def bind(self, host: Host, caches: DraftCache, method: MethodOptions, sampling: DraftSampling) -> Drafter:
         context = make_method(method, self.layer_facts, self.block)
         verifier = Verifier(host.cache, host.verified) if "verifier_query" in context.needs() else None
-        reader = ContextReader(context, caches, self.rope, host.kernels, self.scale, verifier)
+        weights, cache = host.model.bytes_read + self.weight_bytes(host.model), host.cache.spec
+        reader = ContextReader(
+            context,
+            caches,
+            self.rope,
+            host.kernels,
+            self.scale,
+            verifier,
+            other_bytes=lambda n: weights + cache.bytes_read(n),
+        )
         return self.drafter(host.model, reader, sampling)

@@ -247,6 +247,16 @@ class DFlashNetwork(ConditionedNetwork):
             return None
         return self.d2t + torch.arange(self.config.draft_ids, device=self.d2t.device)
 
+    def features(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.hidden_norm(self.fc(torch.cat(list(taps), dim=-1)))
+
+    def weight_bytes(self, target: LanguageModel) -> int:
+        ids = self.target_ids
+        head = 0 if self.config.own_head else target.vocabulary if ids is None else len(ids)
+        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
+        own = sum(p.nbytes for name, p in self.named_parameters() if not name.startswith(tables))
+        return own + head * target.width * target.head_weight.itemsize
+
     def check(self, target: LanguageModel) -> None:
         ids = self.target_ids
         if ids is None:
@@ -281,10 +291,7 @@ class DFlash(Drafter):
             self._logits = network.head
         elif self._target_ids is not None:
             self._logits = partial(self._logits, matrix=target.head_matrix.part(self._target_ids))
-        head = 0 if config.own_head else target.vocabulary if self._target_ids is None else len(self._target_ids)
-        tables = ("embed_tokens.", "markov_head.markov_w1.")  # a round looks single rows up in them
-        own = sum(p.nbytes for name, p in network.named_parameters() if not name.startswith(tables))
-        self._weight_bytes = own + head * target.width * target.head_weight.itemsize
+        self._weight_bytes = network.weight_bytes(target)
 
     def open(self, request: int, longest: int | None = None) -> None:
         self._reader.open(request, longest)
@@ -315,9 +322,8 @@ class DFlash(Drafter):
         return self._weight_bytes + self._reader.bytes_read(n)
 
     def absorb(self, rows: Rows, tokens: Sequence[int], taps: Sequence[torch.Tensor]) -> None:
-        net = self._network
-        context = net.hidden_norm(net.fc(torch.cat(list(taps), dim=-1)))
-        keys, values = zip(*(block.self_attn.context(context) for block in net.blocks), strict=True)
+        context = self._network.features(taps)
+        keys, values = zip(*(block.self_attn.context(context) for block in self._network.blocks), strict=True)
         self._reader.absorb(rows, keys, values)
 
     def fill(self, rows: Rows, tokens: Sequence[int], numbers: Numbers) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -76,8 +77,14 @@ def start(home: Path, words: Sequence[str], env: Mapping[str, str] | None = None
     if "FOLDSPEC_CACHE" not in (env or {}):
         lend_kernels(home / ".cache" / "foldspec")
     pipe = subprocess.PIPE
-    how = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True, **how}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+    how = {**streams, "preexec_fn": heed_ctrl_c if os.name == "posix" else None, **how}
     return subprocess.Popen(words, env=environment(home, **(env or {})), cwd=home / "empty", **how)
+
+
+def heed_ctrl_c() -> None:
+    """A job in the background of a script ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def result(process: subprocess.Popen[str], timeout: float = 120) -> Result:
@@ -182,3 +189,12 @@ def with_text(pair: Path, *, bos: bool = False, template: str | None = None) -> 
     if template is not None:
         (pair / "target" / "chat_template.jinja").write_text(template)
     return pair
+
+
+def tell_bytes_apart(pair: Path) -> None:
+    """A tokenizer of one id a byte, in place of one that knows no word of a real text."""
+    words = {letter: 4 + i for i, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(words | {"<bos>": BOS, "<eos>": EOS}, []))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    core.save(str(pair / "target" / "tokenizer.json"))

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import termios
 import time
@@ -26,6 +27,7 @@ class Terminal:
 
     def attach(self) -> None:
         """To be called in the child, between fork and exec."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
 

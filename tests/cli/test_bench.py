@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from cli.command import (
-    BOS,
-    EOS,
     PAIR,
     Result,
     command,
@@ -29,6 +26,7 @@ from cli.command import (
     refused,
     result,
     start,
+    tell_bytes_apart,
     with_text,
 )
 
@@ -310,15 +308,6 @@ def test_a_stderr_that_takes_nothing_ends_no_measurement(tmp_path: Path) -> None
     os.close(closed)
     done = result(process)
     assert done.code == 0 and done.json["complete"] and counted(done) == 3, done
-
-
-def tell_bytes_apart(pair: Path) -> None:
-    """A tokenizer of one id a byte, in place of one that knows no word of a real text."""
-    words = {letter: 4 + i for i, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(words | {"<bos>": BOS, "<eos>": EOS}, []))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    core.save(str(pair / "target" / "tokenizer.json"))
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {},
     "fold": {"alpha": 2.0},
+    "fold_auto": {"auto_alphas": (2.0, 1.0, 4.0, 0.0)},
     "shared_window": {"draft_window": 24},
     "streaming": {"sinks": 4, "recents": 20},
     "yarn": {"yarn_ref": 128},
@@ -179,7 +180,7 @@ def break_off(step: int, scheduler: Scheduler) -> None:
         scheduler.rounds.model = model
 
 
-@pytest.mark.parametrize("name", ["yarn", "infllm", "cmr"])
+@pytest.mark.parametrize("name", ["yarn", "infllm", "cmr", "fold_auto"])
 def test_a_round_that_comes_to_nothing_leaves_no_trace(name: str, engine: Engine) -> None:
     ids = prompt(50, seed=2)
     method = engine.using(context=name, **CASES[name])
@@ -216,10 +217,44 @@ def test_a_cancelled_request_that_waits_for_its_pages_is_forgotten(engine: Engin
 
 
 def test_a_method_keeps_its_own_coverage_and_an_option_wins(engine: Engine) -> None:
-    names = ("full", "window", "fold", "rerope", "cmr", "streaming", "yarn", "infllm")
-    assert [engine.using(context=name).method.coverage for name in names] == ["all"] * 5 + ["full"] * 3
+    names = ("full", "window", "fold", "fold_auto", "rerope", "cmr", "streaming", "yarn", "infllm")
+    assert [engine.using(context=name).method.coverage for name in names] == ["all"] * 6 + ["full"] * 3
     assert engine.using(context="streaming").using(context="fold").method.coverage == "all"
     assert engine.using(context="streaming", coverage="all").method.coverage == "all"
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 4.0])
+def test_a_choice_of_one_is_no_choice(alpha: float, engine: Engine) -> None:
+    """``fold_auto`` is then ``fold``, or ``window``, round by round; with more to choose from it takes other rounds."""
+    changes: dict[str, Any] = {"context": "fold", "alpha": alpha} if alpha else {"context": "window"}
+    auto, fixed = engine.using(context="fold_auto", auto_alphas=(alpha,)), engine.using(**changes)
+    ids = [prompt(n, seed=4) for n in (20, 90)]
+    for one, other in zip(auto.generate(ids, LONGER), fixed.generate(ids, LONGER), strict=True):
+        assert one.rounds == other.rounds
+
+
+def test_what_is_chosen_is_the_same_for_the_same_seed(engine: Engine) -> None:
+    """Sampled, alone and among others; and more than one is chosen from."""
+    params = SamplingParams(max_tokens=LONG, ignore_eos=True, temperature=1.0, seed=5)
+    auto = engine.using(context="fold_auto")
+    alone = auto.generate(prompt(90), params)
+    assert auto.generate([prompt(40), prompt(90)], params)[1].rounds == alone.rounds
+    _, state = run(auto, prompt(90))
+    assert min(state.rounds) > 0
+
+
+def test_a_far_read_costs_what_it_reads(engine: Engine) -> None:
+    """The share that ``fold_auto`` goes by is of the bytes that ``bytes_a_round`` counts."""
+    fold, window = engine.using(context="fold"), engine.using(context="window")
+    _, state = run(engine.using(context="fold_auto"), prompt(90))
+    assert engine.resources.found.network is not None
+    layers = engine.resources.found.network.layer_facts
+    if any(layer.window for layer in layers):  # which begin to be far elsewhere
+        return
+    for n in (30, 200):
+        more = fold.bytes_read(n) - window.bytes_read(n)
+        rest = window.bytes_read(n) - window._drafter._reader.bytes_read(n)  # type: ignore[attr-defined]
+        assert state.share(n, (n - WINDOW) * len(layers)) == pytest.approx(more / rest)
 
 
 def test_values_by_layer_are_one_a_layer(engine: Engine) -> None:
@@ -255,6 +290,7 @@ def test_what_a_round_reads_is_known_before(n: int, engine: Engine) -> None:
         "full": n,
         "window": near,
         "fold": near + far,
+        "fold_auto": near + far,
         "shared_window": min(n, 24),
         "streaming": min(n, 24),
         "yarn": n,

@@ -17,6 +17,7 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"context": "full"},
     {"context": "window", "window": 24},
     {"context": "fold", "window": 24, "alpha": 2.0},
+    {"context": "fold_auto", "window": 24, "auto_alphas": (2.0,)},
     {"context": "shared_window", "draft_window": 24},
     {"context": "streaming", "sinks": 4, "recents": 20},
     {"context": "yarn", "yarn_ref": 128},

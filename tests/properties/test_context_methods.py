@@ -37,6 +37,11 @@ def options(draw: st.DrawFn, name: str) -> dict[str, Any]:
         "full": {},
         "window": {"window": window},
         "fold": {"window": window, "alpha": draw(st.floats(1.0, 1e6)), "far_boundary": draw(boundaries)},
+        "fold_auto": {
+            "window": window,
+            "auto_alphas": draw(st.permutations([0.0, 1.0, 2.0, 8.0]).map(tuple)),
+            "far_boundary": draw(boundaries),
+        },
         "shared_window": {"draft_window": window},
         "streaming": {"sinks": draw(st.integers(0, 5)), "recents": window},
         "yarn": {"yarn_ref": draw(st.sampled_from([100, 300, 1024]))},
@@ -51,7 +56,7 @@ def options(draw: st.DrawFn, name: str) -> dict[str, Any]:
         "cmr": {"cmr_chunk": draw(st.integers(1, 6)), "cmr_topk": draw(whole), "cmr_period": draw(st.integers(1, 4))},
     }
     chosen = {"context": name, **own[name]}
-    if name in ("fold", "streaming", "yarn", "rerope", "infllm", "cmr") and draw(st.booleans()):
+    if name in ("fold", "fold_auto", "streaming", "yarn", "rerope", "infllm", "cmr") and draw(st.booleans()):
         chosen["coverage"] = draw(st.sampled_from(["all", "full"]))
     return chosen
 
@@ -190,8 +195,12 @@ def test_however_large_alpha_is_the_far_read_is_its_best_entry(alpha: float, dty
 def fits(chosen: dict[str, Any], n: int, block: int, own: int | None, longest: int) -> bool:
     """Whether a method is then the drafter as it was trained, by its definition."""
     name = chosen["context"]
-    if name in ("window", "fold", "infllm"):
-        own_far = name == "fold" and chosen["far_boundary"] == "complement" and chosen.get("coverage") != "full"
+    if name in ("window", "fold", "fold_auto", "infllm"):
+        own_far = (
+            name in ("fold", "fold_auto")
+            and chosen["far_boundary"] == "complement"
+            and chosen.get("coverage") != "full"
+        )
         return n <= chosen["window"] and (own is None or not own_far)
     if name == "shared_window":
         return n <= chosen["draft_window"]

@@ -149,6 +149,7 @@ def test_requests_that_the_host_looks_into_run_in_the_ordinary_loop(options: dic
         (LLAMA, {"context": "yarn"}, "yarn"),
         (LLAMA, {"context": "infllm"}, "infllm"),
         (LLAMA, {"context": "cmr"}, "cmr"),
+        (LLAMA, {"context": "fold_auto"}, "fold_auto"),
         (LLAMA, {"draft_temperature": 1.0}, "draft-temperature"),
         (LLAMA, {"drafter": "lookup"}, "lookup"),
         (DSPARK, {"confidence_stop": 0.5}, "confidence"),

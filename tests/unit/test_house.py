@@ -37,7 +37,8 @@ def users(used: set[str], but: set[str]) -> list[str]:
 
 
 def test_only_the_command_line_prints() -> None:
-    those = {"cli.py", "cli_bench.py", "cli_models.py", "cli_prompts.py", "cli_shared.py", "terminal.py"}
+    commands = ("bench", "models", "prompts", "results", "shared")
+    those = {"cli.py", "terminal.py", *(f"cli_{name}.py" for name in commands)}
     assert users({"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}, but=those) == []
 
 

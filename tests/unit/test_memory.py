@@ -17,6 +17,7 @@ METHODS: list[dict[str, Any]] = [
     {"context": "full"},
     {"context": "window", "window": 100},
     {"context": "fold", "window": 24},
+    {"context": "fold_auto", "window": 24},
     {"context": "rerope", "window": 24},
     {"context": "streaming", "recents": 30},
     {"context": "yarn", "yarn_ref": 64},

@@ -71,6 +71,10 @@ WRONG: list[tuple[type[Any], str, Any, str]] = [
     (MethodOptions, "layer_window", 8, "layer_window: must be a list or a tuple, not 8"),
     (MethodOptions, "layer_alpha", (2.0, 0.5), "layer_alpha: must be a finite number of at least 1, not 0.5"),
     (MethodOptions, "layer_alpha", "2", "layer_alpha: must be a finite number"),
+    (MethodOptions, "auto_alphas", (2.0, 0.5), "auto_alphas: must be a finite number of at least 1, not 0.5"),
+    (MethodOptions, "auto_alphas", (False,), "auto_alphas: must be a finite number"),
+    (MethodOptions, "auto_alphas", (), "auto_alphas: must name one at least"),
+    (MethodOptions, "auto_alphas", (2.0, 0.0, 2), "auto_alphas: must name one at least, and each once"),
     (MethodOptions, "draft_window", 0, "draft_window: must be a whole number of at least 1"),
     (MethodOptions, "sinks", -1, "sinks: must be a whole number of at least 0"),
     (MethodOptions, "recents", 0, "recents: must be a whole number of at least 1"),
@@ -125,6 +129,7 @@ RIGHT: list[tuple[type[Any], str, Any]] = [
     (MethodOptions, "alpha", 1),
     (MethodOptions, "alpha", 1.5),
     (MethodOptions, "alpha", 1e6),
+    (MethodOptions, "auto_alphas", (0,)),
     (MethodOptions, "coverage", "full"),
     (MethodOptions, "far_boundary", "complement"),
     (MethodOptions, "draft_tokens", 0),
@@ -154,6 +159,7 @@ def test_the_defaults_are_the_ones_that_are_documented() -> None:
     method = MethodOptions()
     assert (method.context, method.coverage, method.far_boundary, method.accept) == (None, None, "D", "exact")
     assert (method.window, method.alpha, method.draft_tokens, method.yarn_ref) == (None, None, None, None)
+    assert method.auto_alphas == (2.0, 1.0, 4.0, 0.0)
     assert (method.draft_window, method.sinks, method.recents, method.rerope_len) == (2048, 4, 2044, 4096)
     assert (method.infllm_block, method.infllm_init, method.infllm_topk, method.infllm_repr) == (128, 128, 16, 4)
     assert (method.cmr_chunk, method.cmr_topk, method.cmr_period) == (32, 64, 8)

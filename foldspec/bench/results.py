@@ -1,0 +1,46 @@
+"""``bench.json`` as it is read back by ``compare``, ``plot`` and ``report``: by name, or by its folder's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foldspec.bench.schema import NAME, check
+from foldspec.errors import MeasurementError, UsageError
+
+__all__ = ["read_result", "runs"]
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result in a file, or in ``bench.json`` of a folder. Raises :class:`UsageError` for what is none."""
+    path = path / "bench.json" if path.is_dir() else path
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError("is not there", where=str(path), do="`foldspec bench ... --out DIR` writes one") from None
+    except OSError as error:
+        raise UsageError(f"cannot be read ({error.strerror})", where=str(path)) from None
+    except (ValueError, RecursionError):
+        raise UsageError("is not JSON", where=str(path)) from None
+    if not isinstance(result, dict) or result.get("schema") != NAME:
+        raise UsageError(f"is no result of foldspec bench ({NAME})", where=str(path))
+    try:
+        check(result)
+    except MeasurementError as error:
+        raise UsageError(str(error), where=str(path)) from None
+    return result
+
+
+def runs(result: Mapping[str, Any], where: str) -> dict[tuple[str, int, str], dict[str, dict[str, Any]]]:
+    """(task, length, id) -> method -> the run of that request, of all that count. Raises :class:`UsageError` where the
+    result is of a foldspec that kept none."""
+    table = result.get("requests")
+    if table is None:
+        raise UsageError("keeps no requests: it is of an older foldspec", where=where, do="run `bench --resume` on it")
+    found: dict[tuple[str, int, str], dict[str, dict[str, Any]]] = {}
+    for row in table["rows"]:
+        run = dict(zip(table["columns"], row, strict=True))
+        found.setdefault((run["task"], run["length"], run["id"]), {})[run["method"]] = run
+    return found

@@ -1,0 +1,76 @@
+"""The commands that read results of ``foldspec bench``: ``compare``, ``plot`` and ``report``. They import no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from foldspec.errors import ResourceError, UsageError
+
+__all__ = ["add_commands"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add all three to the subparsers of the command line."""
+    compare = commands.add_parser("compare", help="two results of bench, request by request", allow_abbrev=False)
+    compare.set_defaults(command=_compare)
+    compare.add_argument("a", metavar="A", help="bench.json, or the folder of --out")
+    compare.add_argument("b", metavar="B", help="the same: speedups are B's over A's")
+    compare.add_argument("--methods", metavar="LIST", help="default: all of both; full/fold: A's full with B's fold")
+    compare.add_argument("--format", default="table", choices=("table", "md", "csv", "json"))
+
+    plot = commands.add_parser("plot", help="figures of a result of bench", allow_abbrev=False)
+    plot.set_defaults(command=_plot)
+    plot.add_argument("result", metavar="RESULT", help="bench.json, or the folder of --out")
+    plot.add_argument("--figures", metavar="LIST", help="speedup,tau,acceptance,commits,forest; default: all there are")
+    plot.add_argument("--out", metavar="DIR", default=".", help="default: the current folder")
+
+    report = commands.add_parser("report", help="a result of bench as one HTML page", allow_abbrev=False)
+    report.set_defaults(command=_report)
+    report.add_argument("result", metavar="RESULT", help="bench.json, or the folder of --out")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="default: report.html")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from foldspec.bench.compare import compare, render
+    from foldspec.bench.results import read_result
+
+    methods = [] if options.methods is None else [name for name in options.methods.split(",") if name]
+    a, b = (read_result(Path(name)) for name in (options.a, options.b))
+    found = compare(a, b, (options.a, options.b), methods=methods)
+    print(json.dumps(found) if options.format == "json" else render(found, options.format))
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from foldspec.bench import plot
+    from foldspec.bench.results import read_result
+
+    chosen = None if options.figures is None else plot.names(options.figures.split(","))
+    path = Path(options.result)
+    figures = plot.draw(read_result(path))
+    missing = [name for name in chosen or () if name not in figures]
+    if missing:
+        raise UsageError(f"the result has no numbers for {', '.join(missing)}", where="--figures")
+    wanted = {name: figure for name, figure in figures.items() if chosen is None or name in chosen}
+    stem = path.stem if path.is_file() and path.stem != "bench" else path.resolve().name if path.is_dir() else "bench"
+    for written in plot.save(wanted, Path(options.out), stem):
+        print(written)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from foldspec.bench.page import page
+    from foldspec.bench.results import read_result
+    from foldspec.bench.store import replace
+
+    text = page(read_result(Path(options.result)))
+    try:
+        replace(Path(options.out), text.encode())
+    except OSError as error:
+        raise ResourceError(f"cannot be written ({error.strerror})", where=f"--out {options.out}") from None
+    print(options.out, file=sys.stdout)
+    return 0

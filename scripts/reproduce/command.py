@@ -1,0 +1,78 @@
+"""Tables and figures of the FOLD paper, measured on any pair.
+
+    python scripts/reproduce NAME --out DIR [--pair PAIR] [options]         NAME --help has them all
+
+By default each takes minutes on the embedded pair and a CPU. DIR gets NAME.json, NAME.md, NAME.png and NAME.svg; what
+was measured request by request is kept in DIR/work, where the same command goes on after a stop, and the next NAME
+finds it. ``--work`` and ``--bench`` make a table of what lies somewhere already, and measure nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from _options import Parser
+
+from foldspec.cli_shared import INTERRUPTED
+from foldspec.errors import FoldspecError, ResourceError, UsageError
+from reproduce import figure, options, report
+
+NAMES = {
+    "all_methods": "every method by task and length: tau offline and live, speedup",
+    "table4": "what the window brings, and what the far memory, on code",
+    "table5": "alpha 2 against 1 and 4 against 2, by group of tasks",
+    "table11": "table4 on docs, with intervals",
+    "table12": "table5 by task",
+    "figure2": "speedup of the original drafter by length",
+    "figure5": "speedup of every method by length",
+    "figure6": "tau of every method by length",
+    "figure1": "where the time of a plain step and of a round goes, by length",
+    "finding1": "what drafts are worth where the block alone is moved away",
+    "figure3": "whether context features say which of two comes first, and shuffled",
+    "adaptive": "fold_auto against fixed alphas and the window, on held-out requests",
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    try:
+        make(words)
+    except FoldspecError as error:
+        return fail(str(error), error.exit_code)
+    except OSError as error:
+        return fail(str(error), ResourceError.exit_code)
+    except KeyboardInterrupt:
+        return fail("stopped; the same command goes on from here", INTERRUPTED)
+    return 0
+
+
+def make(words: Sequence[str]) -> None:
+    """Measure or read, write the files, print the table."""
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        print(__doc__, *(f"    {each:12}  {what}" for each, what in NAMES.items()), sep="\n")
+        return
+    if name not in NAMES:
+        raise UsageError(f"{name[:40]!r} is no table or figure", do=f"known: {', '.join(NAMES)}")
+    module = importlib.import_module(f"reproduce.{name}")
+    parser = Parser(
+        prog=f"reproduce {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    options.add(parser)
+    module.options(parser)
+    chosen = parser.parse_args(words[1:])
+    figure.need_matplotlib()  # said now, not after hours
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    made = module.run(chosen)
+    report.write(chosen.out, name, module, made, ["reproduce", *words])
+
+
+def fail(what: str, code: int) -> int:
+    print(f"reproduce: {' '.join(what.split())}", file=sys.stderr)
+    return code

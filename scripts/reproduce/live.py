@@ -1,0 +1,107 @@
+"""Live tau and speedup by request: what ``foldspec bench`` keeps in a folder, made by it or by the same code here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foldspec.bench import metrics
+from foldspec.bench.lines import check_line
+from foldspec.bench.methods import AR_AGAIN
+from foldspec.bench.session import Session
+from foldspec.bench.settings import BenchSettings
+from foldspec.bench.summary import pairs
+from foldspec.cli_shared import ctrl_c_waits
+from foldspec.engine import Engine
+from foldspec.errors import UsageError
+from reproduce import options
+from reproduce.report import without_paths
+from reproduce.requests import Request, Taken
+
+METHODS = "full,window,shared_window,fold,streaming,yarn,rerope,infllm,cmr"
+
+
+def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -> None:
+    """What ``foldspec bench PAIR --methods .. --tasks TASK .. --out WORK/live-TASK`` does; a folder that it made is
+    taken as it is, or gone on with. Raises :class:`UsageError` for one of other settings."""
+    folder = work / f"live-{task}"
+    settings = BenchSettings(
+        methods=METHODS,
+        tasks=task,
+        lengths=chosen.live_lengths or chosen.lengths,
+        limit=chosen.limit,
+        max_new=chosen.max_new,
+        seed=chosen.seed,
+    )
+    cells, cut = options.cells(engine, chosen, task, settings.lengths)
+    again = folder.is_dir() and any(folder.iterdir())
+
+    def progress(stage: str, done: int, total: int) -> None:
+        print(f"live {stage}, {done} of {total}", file=sys.stderr, flush=True)
+
+    session = Session(
+        engine, settings, cells, out=folder, resume=again, notices=cut, progress=progress, unbroken=ctrl_c_waits
+    )
+    try:
+        if again and _result(folder).get("complete") and all(session.store.has(i.key) for c in cells for i in c.inputs):
+            return
+        session.run()
+        session.result(["reproduce", *sys.argv[1:]])
+    finally:
+        session.close()
+
+
+def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
+    """The requests of these tasks in bench folders. Raises :class:`UsageError` where there is none, or where folders
+    are of several settings or machines."""
+    taken, wanted = Taken("live"), list(tasks)
+    for folder in folders:
+        plan = _json(folder / "plan.json")
+        bench = _result(folder)
+        about = {key: bench.get(key) for key in ("complete", "created", "env")} | {"settings": plan["settings"]}
+        about["command"] = without_paths(bench.get("command", ()))
+        taken.add(folder, {key: plan[key] for key in ("methods", "weights", "machine")}, about)
+        cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*plan["settings"]["methods"], AR_AGAIN])
+        taken.left_out.update({key: n for key, n in left_out.items() if key[0] in wanted})
+        for (task, length), groups in cells.items():
+            for group in groups if task in wanted else ():
+                tau = {name: metrics.tau(line["commits"]) or 0.0 for name, line in group.items()}
+                rounds = {name: line["rounds"] for name, line in group.items()}
+                tpot = {name: line["tpot_ms"] for name, line in group.items()}
+                one = next(iter(group.values()))
+                taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot))
+    taken.requests.sort(key=lambda each: wanted.index(each.task))
+    if not taken.requests:
+        raise UsageError(f"hold no requests of {', '.join(wanted)}", where=", ".join(map(str, folders)) or "--bench")
+    return taken
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UsageError("is not there: this is no folder of a bench", where=str(path)) from None
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError("is not JSON", where=str(path)) from None
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """``bench.json``, empty before the bench is done."""
+    path = folder / "bench.json"
+    return _json(path) if path.exists() else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: a bench may be writing there."""
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append(json.loads(text))
+        except (ValueError, RecursionError):
+            raise UsageError("is not JSON", where=f"{path}, line {number}") from None
+        check_line(lines[-1], f"{path}, line {number}")
+    return lines

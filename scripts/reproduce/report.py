@@ -1,0 +1,88 @@
+"""What a table or figure leaves: JSON, Markdown, PNG and SVG, and a few lines on the terminal."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from foldspec.bench.machine import environment
+from foldspec.bench.store import write_json
+from reproduce import figure
+from reproduce.requests import Taken, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from foldspec.engine import Engine
+
+
+@dataclass(frozen=True)
+class Report:
+    """``results`` go to the JSON; ``table`` is Markdown; ``notes`` stand under it, a sentence each; ``origins`` say of
+    what was read or measured its settings, command and machine."""
+
+    results: Mapping[str, Any]
+    table: str
+    drawn: Figure
+    origins: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def write(out: Path, name: str, module: ModuleType, made: Report, command: Sequence[str]) -> None:
+    """``module`` says in MIRRORS which table of which paper this is, and in DIFFERS how."""
+    notes = [f"Mirrors {module.MIRRORS}.", f"Differs: {module.DIFFERS}.", *made.notes]
+    head = {
+        "name": name,
+        "mirrors": module.MIRRORS,
+        "differs": module.DIFFERS,
+        "notes": list(made.notes),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": without_paths(command),
+        "origins": list(made.origins),
+    }
+    text = f"{made.table}\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+    figure.save(made.drawn, out, name)
+    (out / f"{name}.md").write_text(text, encoding="utf-8")
+    write_json(out / f"{name}.json", {**head, **made.results})
+    print(text, end="")
+
+
+def without_paths(words: Iterable[str]) -> list[str]:
+    """A command with the names alone of folders that lie somewhere on this machine."""
+    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+
+
+def origin(engine: Engine, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a measurement that is made now: what it was asked for, and where."""
+    return dict(json.loads(json.dumps({"plan": plan, "env": environment(engine)})))
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def sample(taken: Taken) -> str:
+    """Pair, requests and what was left out, in a sentence."""
+    first = next(iter(taken.plan["methods"].values()))
+    cells = taken.cells()
+    counts = sorted({len(requests) for requests in cells.values()})
+    lengths = sorted({length for _, length in cells})
+    out: Counter[str] = Counter()
+    for (_, _, why), count in taken.left_out.items():
+        out[why] += count
+    return (
+        f"{taken.way.capitalize()}, {first['pair'] or first['target']['name']}: "
+        f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} requests each of "
+        f"{', '.join(dict.fromkeys(task for task, _ in cells))} at {', '.join(map(short, lengths))} tokens; "
+        f"left out for all methods: {reasons(out) or 'none'}."
+    )
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in sorted(counts.items()))
