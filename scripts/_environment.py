@@ -16,6 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CPU_TORCH = "torch==2.13.0"  # one known build for every machine without a GPU
 GPU_TORCH = "torch>=2.11"  # on Linux, what PyPI has is the CUDA build
+# What kernels are interpreted and compiled with in the tests, newest first. No extra of the package: a CUDA build of
+# torch insists on a version of its own (2.13.0 on 3.7.1), so that each has a folder beside what is installed.
+TRITONS = ("3.9.0", "3.6.0")
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 
@@ -101,6 +104,26 @@ def install_torch(python: Path, requirement: str) -> None:
     else:
         say(f"Installing {requirement} (about 200 MB).")
     run([python, *PIP, "install", requirement, *(["--index-url", index] if index else [])], "installing torch")
+
+
+def add_tritons(python: Path) -> None:
+    """Put each of :data:`TRITONS` into a folder ``triton-VERSION`` of the environment, where it is missing. One that
+    cannot be had is no reason to stop: the tests that need it fail and say so."""
+    if sys.platform != "linux":  # there are no others
+        return
+    for version in TRITONS:
+        folder = python.parent.parent / f"triton-{version}"
+        if (folder / f"triton-{version}.dist-info").is_dir():
+            continue
+        say(f"Installing Triton {version} into {folder.name}, for the tests of its kernels.")
+        unfinished = folder.with_name(f".{folder.name}")
+        command = [python, *PIP, "install", "--no-deps", "--target", unfinished, f"triton=={version}"]
+        if subprocess.run([str(part) for part in command], cwd=str(ROOT)).returncode:
+            say(f"Triton {version} could not be installed; the tests that need it will fail.")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            unfinished.rename(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def run(command: list, what: str) -> None:

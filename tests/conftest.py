@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import interpreting
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("foldspec", derandomize=True, deadline=None, database=None)
 settings.load_profile("foldspec")
 os.environ["FOLDSPEC_DEBUG"] = "1"  # caches and bookkeeping are checked after every step
+
+if interpreting.INTERPRETED:
+    interpreting.repair()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rota
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import device
+from foldspec.kernels.rotate_append import device as moving
 from foldspec.options import EngineOptions
 
 __all__ = ["Choice", "Kernels"]
@@ -25,6 +26,7 @@ OPERATORS: dict[str, Callable[[Library], Any]] = {
     "pack": pack.candidates,
     "rms_norm": rms_norm.candidates,
     "rotate_append": rotate_append.candidates,
+    "move_rows": lambda library: moving.device_candidates(),
     "gate_mul": gate_mul.candidates,
     "verify": verify.candidates,
 }
@@ -129,6 +131,13 @@ class Kernels:
         facts = rotate_append.Facts(q.device.type, q.dtype, into.keys.dtype)
         run: rotate_append.RotateAppend = self.choose("rotate_append", facts)
         return run(q, k, v, *cos_sin, into)
+
+    def move_rows(self, moves: Sequence[moving.Move]) -> None:
+        """What ``rotate_append`` does, with slots that are on the device, and in as many copies as are kept."""
+        rows, into = moves[0].rows, moves[0].into
+        facts = rotate_append.Facts(rows.device.type, rows.dtype, into.dtype)
+        run: moving.MoveRows = self.choose("move_rows", facts)
+        run(moves)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of two [n, width]."""

@@ -4,11 +4,7 @@ lies together. The far views are of memory that takes addresses alone, until a p
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
-import mmap
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,8 @@ import native
 import pytest
 import tiny
 import torch
+from far import FAR, apart, empty
+from interpreting import INTERPRETED
 from native import INSTRUCTIONS
 
 from foldspec.cache.paged import PagedCache, TargetSpec
@@ -29,38 +27,21 @@ from foldspec.kernels.multi_read_attention import Entries, ReadArgs
 from foldspec.kernels.rotate_append import Slots
 from foldspec.noise import Noise
 
-# Elements from one row to the next: twice this is beyond 2 ** 32, and no part of it is 0 when cut to 32 bits.
-FAR = 2**31 + 64 * 48
 RUNS = [*INSTRUCTIONS, "reference"]
-NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named from Python 3.13 on
+READERS = [*INSTRUCTIONS, "cpu", "reference"] if not INTERPRETED else ["triton"]  # that in test_triton.py
 
 
 def run_of(name: str) -> Kernels:
-    return tiny.kernels_of(name) if name in ("reference", "cpu") else native.kernels(name)
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.float32, scanned: bool = False) -> torch.Tensor:
-    """Zeros that are addresses only; in large pages if they are going to be read from end to end."""
-    space = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON | NORESERVE)
-    if scanned and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them: it takes longer
-            space.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(space, dtype=dtype).view(shape)
+    return native.kernels(name) if name in INSTRUCTIONS else tiny.kernels_of(name)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def apart(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x whose rows lie FAR from each other."""
-    space = empty((len(x) - 1) * FAR + x[0].numel())
-    return space.as_strided(x.shape, (FAR, *x.contiguous().stride()[1:])).copy_(x)
-
-
 def same(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Bit for bit in the compiled kernels; torch may add up in another order when memory lies otherwise."""
-    tolerance = 2e-5 if name in ("reference", "cpu") else 0.0
+    tolerance = 0.0 if name in INSTRUCTIONS else 2e-5
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
@@ -116,7 +97,7 @@ def pool(kind: str) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("kind", ["slots far apart", "heads far apart", "slots far out"])
-@pytest.mark.parametrize("name", [*INSTRUCTIONS, "cpu", "reference"])
+@pytest.mark.parametrize("name", READERS)
 def test_entries_far_apart_and_far_out(name: str, kind: str) -> None:
     """Two reads, as FOLD has them, of which one begins in the middle."""
     run, (keys, first), (values, _) = run_of(name), pool(kind), pool(kind)

@@ -31,7 +31,11 @@ class GateMul(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], GateMul]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.gate_mul import native, reference
+    from foldspec.kernels.gate_mul import native, reference, triton
 
     compiled = native.NativeGateMul(library)
-    return [("native", compiled.supports, compiled), ("reference", reference.supports, reference.gate_mul)]
+    return [
+        ("native", compiled.supports, compiled),
+        ("triton", triton.supports, triton.gate_mul),
+        ("reference", reference.supports, reference.gate_mul),
+    ]

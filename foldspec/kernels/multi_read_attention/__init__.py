@@ -80,12 +80,13 @@ Attention: TypeAlias = Callable[[Sequence[Sequence[ReadArgs]]], list[Output]]
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Attention]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.multi_read_attention import cpu, eager, native, reference
+    from foldspec.kernels.multi_read_attention import cpu, eager, native, reference, triton
 
     compiled = native.NativeAttention(library)
     return [
         ("native", compiled.supports, compiled),
         ("cpu", cpu.supports, cpu.multi_read_attention),
+        ("triton", triton.supports, triton.multi_read_attention),
         ("reference", reference.supports, reference.multi_read_attention),
         ("eager", eager.supports, eager.multi_read_attention),  # never in the reference's place unless asked for
     ]

@@ -32,6 +32,8 @@ class DeviceRead:
     ``page``         entries a page, a power of two
     ``ring``         0, or: the key (never the value) of entry ``e`` lies at slot ``key_table[r, 0] + e % ring``. The
                      rows of a request together then reach over no more than ``ring`` entries
+    ``splits``       how many programs share a request's entries on a GPU; 0: chosen from what the tables have room for.
+                     It changes the order of sums alone
 
     Entries from a request's smallest ``first`` to its largest ``last``, of rows that see any, hold numbers; everything
     else in the pools may be NaN.
@@ -48,6 +50,7 @@ class DeviceRead:
     exponent: float = 1.0
     page: int = 256
     ring: int = 0
+    splits: int = 0
 
     def __post_init__(self) -> None:
         requests, rows, heads, width = self.q.shape
@@ -81,7 +84,12 @@ DeviceAttention: TypeAlias = Callable[[Sequence[DeviceRead], torch.Tensor | None
 
 def device_candidates() -> list[tuple[str, Callable[[Facts], str | None], DeviceAttention]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    return [("reference", lambda facts: None, device_reference)]
+    from foldspec.kernels.multi_read_attention import reference, triton
+
+    return [
+        ("triton", triton.supports, triton.device_attention),
+        ("reference", reference.supports, device_reference),
+    ]
 
 
 def facts_of(read: DeviceRead) -> Facts:

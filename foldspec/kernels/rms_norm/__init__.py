@@ -29,7 +29,11 @@ class RmsNorm(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], RmsNorm]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.rms_norm import native, reference
+    from foldspec.kernels.rms_norm import native, reference, triton
 
     compiled = native.NativeRmsNorm(library)
-    return [("native", compiled.supports, compiled), ("reference", reference.supports, reference.rms_norm)]
+    return [
+        ("native", compiled.supports, compiled),
+        ("triton", triton.supports, triton.rms_norm),
+        ("reference", reference.supports, reference.rms_norm),
+    ]

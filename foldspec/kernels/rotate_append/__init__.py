@@ -42,7 +42,11 @@ class RotateAppend(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], RotateAppend]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.rotate_append import native, reference
+    from foldspec.kernels.rotate_append import native, reference, triton
 
     compiled = native.NativeRotateAppend(library)
-    return [("native", compiled.supports, compiled), ("reference", reference.supports, reference.rotate_append)]
+    return [
+        ("native", compiled.supports, compiled),
+        ("triton", triton.supports, triton.rotate_append),
+        ("reference", reference.supports, reference.rotate_append),
+    ]
