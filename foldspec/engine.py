@@ -432,6 +432,7 @@ def split_options(options: dict[str, Any]) -> tuple[EngineOptions, MethodOptions
     surroundings = {
         "cache_dir": cache_folder(),
         "compiler": os.environ.get("CXX") or None,
+        "nvcc": str(Path(os.environ["CUDA_HOME"], "bin", "nvcc")) if os.environ.get("CUDA_HOME") else None,
         "debug": bool(os.environ.get("FOLDSPEC_DEBUG")),
     }
     chosen: dict[str, Any] = surroundings | {k: v for k, v in options.items() if k in engine}

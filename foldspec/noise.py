@@ -68,15 +68,18 @@ class Noise:
         Two laws drawn from with the same key so agree with probability at least (1 - TV) / (1 + TV)."""
         if law.token is not None:
             return law.token
-        size, device, last = len(law.logits), law.logits.device, step << 8 | purpose
-        if law.ids is None:
-            pairs = torch.arange((size + 1) // 2, device=device)
-            noise = _each(philox((pairs, position, anchor, last), self.key))[:size]
-        else:
-            a, b, c, d = philox((law.ids >> 1, position, anchor, last), self.key)
-            noise = _gumbel(torch.where((law.ids & 1).bool(), _top_bits(c, d), _top_bits(a, b)))
+        noise = self._gumbel(law, position, anchor, step << 8 | purpose)
         best = int((law.logits.double() + noise).argmax())
         return best if law.ids is None else int(law.ids[best])
+
+    def _gumbel(self, law: Law, position: int, anchor: int, last: int) -> torch.Tensor:
+        """[m] float64."""
+        size, device = len(law.logits), law.logits.device
+        if law.ids is None:
+            pairs = torch.arange((size + 1) // 2, device=device)
+            return _each(philox((pairs, position, anchor, last), self.key))[:size]
+        a, b, c, d = philox((law.ids >> 1, position, anchor, last), self.key)
+        return _gumbel(torch.where((law.ids & 1).bool(), _top_bits(c, d), _top_bits(a, b)))
 
 
 def uniform(key: tuple[torch.Tensor, torch.Tensor], purpose: Purpose, position: torch.Tensor) -> torch.Tensor:

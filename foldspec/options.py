@@ -401,6 +401,7 @@ class EngineOptions:
                        as well, where it is slower (for tests); what cannot run so runs as ever
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
+    ``nvcc``           CUDA's compiler, for the GPU's compiled kernel; None: the one on the path
     ``cache_dir``      where prepared checkpoints and compiled kernels are kept
     ``load_format``    ``auto``: the checkpoints' own weights; ``dummy``: random ones of the same shapes and dtypes, in
                        place of any file, and contexts that are made up in place of a prefill: for timing
@@ -422,6 +423,7 @@ class EngineOptions:
     graphs: str = "auto"
     offline: bool = False
     compiler: str | None = None
+    nvcc: str | None = None
     cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "foldspec")
     load_format: str = "auto"
     dummy_layers: int | None = None

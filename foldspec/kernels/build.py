@@ -1,9 +1,10 @@
-"""Builds ``csrc/`` into one shared library, at first use, with the system's C++ compiler.
+"""Builds ``csrc/`` into one shared library, at first use, with the system's C++ compiler; and ``csrc/cuda/`` into
+another, with CUDA's.
 
-The library is kept in a cache folder under a name made of everything that decides its contents: sources, compiler,
-flags, CPU. It is compiled beside its final place and moved there in one step, under a lock, so that processes that
-start together build it once and none ever sees half of it. It carries a hash of itself: one that was damaged since (a
-power cut, a copy that broke off) is built again.
+A library is kept in a cache folder under a name made of everything that decides its contents: sources, compiler,
+flags, CPU or kind of GPU. It is compiled beside its final place and moved there in one step, under a lock, so that
+processes that start together build it once and none ever sees half of it. It carries a hash of itself: one that was
+damaged since (a power cut, a copy that broke off) is built again.
 """
 
 from __future__ import annotations
@@ -14,20 +15,44 @@ import platform
 import shlex
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-__all__ = ["BuildError", "build", "compiler_command", "csrc_path", "library_name"]
+__all__ = ["BuildError", "Recipe", "build", "compiler_command", "csrc_path", "for_gpu", "library_name", "nvcc_command"]
 
 COMPILERS = ("c++", "g++", "clang++")
 # No -march: every source holds code for each instruction set and picks at run time. Contraction off and no fast-math:
 # what a source adds up, and in which order, is what runs.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-w")
+# As above: no product and sum become one, so that its numbers are those of the definition.
+HIDDEN = "-Xcompiler=-fPIC,-fvisibility=hidden"
+GPU_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-shared", "-cudart=static", HIDDEN, "-w")
 SECONDS = 300  # a compiler, or another process that holds the lock, gets this long
 
 # What helps where there is no working compiler.
 INSTALL = "install g++ or clang++, or name a compiler in CXX"
+INSTALL_NVCC = "install CUDA's nvcc, or name its folder in CUDA_HOME"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a folder of sources becomes a library. ``sources``: the pattern of those that are compiled, of all that lie
+    there; ``machine``: what it is made for, if not this CPU."""
+
+    name: str
+    sources: str
+    flags: tuple[str, ...]
+    machine: str | None = None
+
+
+FOR_CPU = Recipe("foldspec", "*.cpp", FLAGS)
+
+
+def for_gpu(architecture: str) -> Recipe:
+    """``architecture``: sm_90 and the like."""
+    return Recipe("foldspec-cuda", "*.cu", (*GPU_FLAGS, f"-arch={architecture}"), architecture)
 
 
 class BuildError(Exception):
@@ -61,22 +86,29 @@ def compiler_command(named: str | None) -> list[str]:
     raise BuildError("no C++ compiler was found")
 
 
-def library_name(compiler: list[str], csrc: Path) -> str:
-    """The file name that stands for these sources, this compiler, these flags and this CPU."""
+def nvcc_command(named: str | None) -> list[str]:
+    """CUDA's compiler: ``named``, else the one on the path. Raises :class:`BuildError`."""
+    if shutil.which(named or "nvcc") is None:
+        raise BuildError(f"{named} was not found" if named else "nvcc was not found on the path", INSTALL_NVCC)
+    return [named or "nvcc"]
+
+
+def library_name(compiler: list[str], csrc: Path, recipe: Recipe = FOR_CPU) -> str:
+    """The file name that stands for these sources, this compiler, these flags and this CPU or kind of GPU."""
     digest = hashlib.sha256()
     for source in sorted(csrc.glob("*.[ch]*")):
         digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
-    for part in (_run([*compiler, "--version"]), " ".join([*compiler, *FLAGS]), _cpu()):
+    for part in (_run([*compiler, "--version"]), " ".join([*compiler, *recipe.flags]), recipe.machine or _cpu()):
         digest.update(f"\0{part}".encode())
-    return f"foldspec-{digest.hexdigest()[:24]}.so"
+    return f"{recipe.name}-{digest.hexdigest()[:24]}.so"
 
 
-def build(folder: Path, compiler: list[str], csrc: Path) -> Path:
+def build(folder: Path, compiler: list[str], csrc: Path, recipe: Recipe = FOR_CPU) -> Path:
     """The library in ``folder``, compiled if it is not there yet.
 
     Raises :class:`BuildError` if the compiler fails, :class:`OSError` if the folder cannot be written.
     """
-    path = folder / library_name(compiler, csrc)
+    path = folder / library_name(compiler, csrc, recipe)
     if _whole(path):
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +117,8 @@ def build(folder: Path, compiler: list[str], csrc: Path) -> Path:
             if not _whole(path):
                 unfinished = folder / f".{path.name}.{os.getpid()}"
                 try:
-                    _run([*compiler, *FLAGS, *map(str, sorted(csrc.glob("*.cpp"))), "-o", str(unfinished)])
+                    sources = map(str, sorted(csrc.glob(recipe.sources)))
+                    _run([*compiler, *recipe.flags, *sources, "-o", str(unfinished)])
                     if not unfinished.exists():
                         raise BuildError(f"{compiler[0]} made no library")
                     _seal(unfinished)

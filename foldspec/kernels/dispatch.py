@@ -10,6 +10,7 @@ import torch
 from foldspec.errors import UsageError
 from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append, verify
 from foldspec.kernels import multi_read_attention as mra
+from foldspec.kernels.build import INSTALL_NVCC
 from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import device
 from foldspec.kernels.rotate_append import device as moving
@@ -63,12 +64,19 @@ class Kernels:
     @classmethod
     def of(cls, options: EngineOptions) -> Kernels:
         """The operators of an engine, with a compiled library in its cache folder."""
-        return cls(options.kernels, Library(options.cache_dir / "kernels", options.compiler))
+        folder = options.cache_dir / "kernels"
+        return cls(options.kernels, Library(folder, options.compiler, nvcc=options.nvcc))
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user should be told, a line each: so far, that there is no compiled library and what to do."""
-        return () if self._library.notice is None else (self._library.notice,)
+        """What the user should be told, a line each: that there is no compiled library and what to do."""
+        gpu = self._library.gpu
+        told = [self._library.notice, gpu.notice]
+        if gpu.notice is not None and gpu.reason is not None:
+            runs = next((choice.name for choice in reversed(self.choices) if choice.operator == "verify"), None)
+            which = "Triton" if runs == "triton" else "torch"
+            told[1] = f"{gpu.notice}; using the {which} implementation, same results; {INSTALL_NVCC}"
+        return tuple(notice for notice in dict.fromkeys(told) if notice is not None)
 
     def multi_read_attention(self, batch: Sequence[Sequence[mra.ReadArgs]]) -> list[mra.Output]:
         """One output a request, from its reads."""

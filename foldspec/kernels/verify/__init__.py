@@ -20,6 +20,7 @@ __all__ = ["CASES", "Blocks", "Case", "Decided", "Facts", "Verify", "candidates"
 
 # Rules, as csrc/cuda/verify.cu numbers them.
 CASES = ("exact", "match", "linear", "lenience", "cactus", "typical", "unverified", "forced")
+PLAIN = ("exact", "match", "unverified", "forced")  # at temperature 0 these look at no law
 
 
 class Case(NamedTuple):
@@ -89,7 +90,7 @@ class Blocks:
         """Whether more than the argmax of each row is looked at."""
         case = self.case
         raw = (case.kind == "lenience" and case.leniency < 1) or case.mixture
-        return not self.greedy or raw or (self.q is not None and case.kind not in ("exact", "match", "forced"))
+        return not self.greedy or raw or (self.q is not None and case.kind not in PLAIN)
 
 
 class Decided(NamedTuple):
@@ -117,6 +118,11 @@ class Verify(Protocol):
 
 def candidates(library: Library) -> list[tuple[str, Callable[[Facts], str | None], Any]]:
     """Implementations in order of preference: (name, supports -> None or the reason why not, function)."""
-    from foldspec.kernels.verify import reference
+    from foldspec.kernels.verify import cuda, reference, triton
 
-    return [("reference", reference.supports, reference.verify)]
+    compiled = cuda.CudaVerify(library.gpu)
+    return [
+        ("cuda", compiled.supports, compiled),
+        ("triton", triton.supports, triton.verify),
+        ("reference", reference.supports, reference.verify),
+    ]
