@@ -24,7 +24,6 @@ __all__ = [
     "CONTEXT",
     "CONTEXT_FIELDS",
     "DIVERGENCES",
-    "GRAPHS",
     "RESIDUALS",
     "RULE_FIELDS",
     "EngineOptions",
@@ -397,8 +396,7 @@ class EngineOptions:
                        ``max_context``, or what a share of the free memory holds
     ``debug``          check caches and bookkeeping after every step
     ``kernels``        ``auto`` or the name of one implementation to force
-    ``graphs``         rounds on fixed buffers, which a GPU records once and replays: ``auto`` on a GPU, ``on`` on a CPU
-                       as well, where it is slower (for tests); what cannot run so runs as ever
+    ``graphs``         rounds that a GPU records once and replays: ``auto``, ``off``, or ``on``: a CPU runs them so, too
     ``offline``        open no socket; what is not on this disk is an error
     ``compiler``       a C++ compiler for the compiled kernels; None: the first of c++, g++, clang++
     ``nvcc``           CUDA's compiler, for the GPU's compiled kernel; None: the one on the path
