@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foldspec.errors import UsageError
-from foldspec.options import DTYPES, LOAD_FORMATS, WEIGHTS
+from foldspec.options import DTYPES, GRAPHS, LOAD_FORMATS, WEIGHTS
 from foldspec.values import token_count
 
 __all__ = [
@@ -101,6 +101,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--threads", type=int, metavar="N")
     engine.add_argument("--kernels", default="auto", metavar="NAME", help="force one implementation")
     engine.add_argument(
+        "--graphs", default="auto", choices=GRAPHS, help="record rounds in CUDA graphs; on: run them so on a CPU, too"
+    )
+    engine.add_argument(
         "--max-context", type=token_count, metavar="N", help="tokens of prompt and output at most, as 8192 or 8k"
     )
     engine.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a forward")
@@ -131,7 +134,7 @@ def add_dummy(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ["device", "dtype", "weights", "threads", "kernels", "max_context", "prefill_chunk", "page_size", "offline"]
-    names += ["prefill_budget", "max_batch", "cache_tokens", "load_format", "dummy_layers"]
+    names += ["graphs", "prefill_budget", "max_batch", "cache_tokens", "load_format", "dummy_layers"]
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 

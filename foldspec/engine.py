@@ -61,6 +61,9 @@ class Engine:
             draft_tokens=self.method.draft_tokens,
         )
         self._rounds.check_drafts(0 if how is None else how.least_drafts)
+        self._why_not = resources.why_not(self.method, self._rule)
+        if self._why_not is None:
+            self._rounds.graphs = resources.graphs(self._drafter, self._rule, self._rounds.max_drafts)
         progress = resources.progress
         self.scheduler = Scheduler(
             self._rounds,
@@ -206,6 +209,13 @@ class Engine:
         """Bytes of weights and of cached keys and values that a round reads after ``n`` entries, each counted once."""
         resources = self._resources
         return resources.found.model.bytes_read + resources.cache.spec.bytes_read(n) + self._drafter.bytes_read(n)
+
+    @property
+    def graphs(self) -> dict[str, Any]:
+        """Whether rounds run on fixed buffers (on a GPU: recorded); why not, in a line, where that cannot be."""
+        option, ran = self._resources.options.graphs, self._rounds.graphs
+        failed = ran.failed if ran is not None else ""
+        return {"asked": option, "runs": ran is not None and not failed, "why_not": failed or self._why_not}
 
     def listen(self, mark: Mark) -> None:
         """Let ``mark`` hear of the end of each part of a round (``schedule/trace.py``)."""
@@ -360,6 +370,7 @@ class Engine:
             "max_batch": resources.options.max_batch,
             "cache_tokens": resources.options.cache_tokens,
             "page_size": resources.options.page_size,
+            "graphs": self.graphs,
         }
 
     def _drafter_source(self) -> dict[str, str | None] | None:
@@ -384,6 +395,8 @@ class Engine:
         if self.method.q_mode != self._asked.q_mode:
             what = f"with the order {self.method.order} the drawn tokens decide which step is the last"
             own = (*own, f"q_mode {self._asked.q_mode} became {self.method.q_mode}: {what}")
+        if self._rounds.graphs is not None and self._rounds.graphs.failed:
+            own = (*own, f"rounds run in the ordinary loop: {self._rounds.graphs.failed}")
         return (*self._resources.found.notices, *self._resources.kernels.notices, *own)
 
     def close(self) -> None:

@@ -16,10 +16,11 @@ from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Checkpoint, FoundPair, held_dtype
 from foldspec.models.layers import matrices, wide
 from foldspec.options import EngineOptions, MethodOptions
+from foldspec.schedule.fixed import Seats
 
 __all__ = ["MemoryPlan", "free_memory", "make_plan"]
 
-PARTS = ("weights", "target_cache", "draft_cache", "rings", "method_state", "workspace")
+PARTS = ("weights", "target_cache", "draft_cache", "rings", "method_state", "workspace", "graphs")
 SPARE = 0.1  # of the free memory is left alone
 SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory that caches take at most, unless the user says how much
 
@@ -34,7 +35,7 @@ class MemoryPlan:
     ``target_cache`` and ``draft_cache`` are what pages take, ``rings`` the windows and recurrent states of the target's
     layers and, for the context method at hand, the windows and selections of the drafter's, ``method_state`` what else
     that method comes to keep of requests; ``workspace`` is an estimate of what the largest pass of the target needs
-    meanwhile.
+    meanwhile, ``graphs`` one of what recorded rounds keep to themselves (all of them share it) and of their buffers.
     """
 
     device: str
@@ -50,6 +51,7 @@ class MemoryPlan:
     rings: int
     method_state: int
     workspace: int
+    graphs: int
     free: int | None
 
     @property
@@ -130,6 +132,12 @@ def make_plan(
         drafts_take = network.footprint(method, dtype, room)
         rings += drafts_take.rings
     per_draft_entry, state = drafts_take.entry, drafts_take.state
+    graphs = 0
+    if options.graphs == "on" or (options.graphs == "auto" and device.type == "cuda"):
+        graphs = Seats(options.max_batch, longest + block, page, block, block, ()).bytes
+        if device.type == "cuda":
+            graphs += _workspace(found.model, rows, rows, dtype)
+            graphs += _workspace(network, rows, rows, dtype) if network is not None else 0
 
     more = options.max_batch * -(-block // page)  # a drafter writes its block behind the last entry
 
@@ -148,6 +156,7 @@ def make_plan(
             rings=rings,
             method_state=state,
             workspace=workspace,
+            graphs=graphs,
             free=free,
         )
 
@@ -156,7 +165,10 @@ def make_plan(
     pages = options.max_batch * one if options.cache_tokens is None else -(-options.cache_tokens // page)
     if free is not None:
         each = page * (spec.bytes_per_entry + per_draft_entry)
-        most = int((1 - SPARE) * free - weights - workspace - rings - state - more * page * per_draft_entry) // each
+        most = (
+            int((1 - SPARE) * free - weights - workspace - graphs - rings - state - more * page * per_draft_entry)
+            // each
+        )
         if options.cache_tokens is None:
             pages = max(one, min(pages, most, int(SHARE[device.type] * free) // each))
         if pages > most and must_fit:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 import foldspec
+from foldspec.acceptance import make_rule
 from foldspec.drafters import MODEL_FREE
 from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import Progress, find_pair, held_dtype
 from foldspec.memory import make_plan
 from foldspec.options import EngineOptions, MethodOptions
-from foldspec.resources import CHUNKS, choose_operators, filled_in, pick_context, pick_device, pick_dtype
+from foldspec.resources import CHUNKS, choose_operators, filled_in, no_graphs, pick_context, pick_device, pick_dtype
 
 __all__ = ["check", "environment"]
 
@@ -67,6 +68,7 @@ def check(
         dtype = pick_dtype(options.dtype, device, found)
         spec = found.model.cache_spec(dtype)
         held = held_dtype(found.target, options.weights, dtype=dtype, device=device, kernels=kernels)
+        asked = filled_in(MethodOptions(drafter=drafter if drafter in MODEL_FREE else None), found)
         weights = sum(p.numel() for p in found.model.parameters()) * held.itemsize
         about = {
             "target": str(found.target.folder),
@@ -75,6 +77,8 @@ def check(
             "cache": f"{spec.bytes_per_entry / 1e3:.3g} kB a token",
             "context": pick_context(options.max_context, found),
             "stop ids": sorted(found.stop_ids),
+            "graphs": no_graphs(options, device, spec, found.network, asked, make_rule(asked.accept))
+            or ("rounds are recorded" if device.type == "cuda" else "fixed buffers, not recorded"),
             "weights on this disk": found.target.local and (found.drafter is None or found.drafter.local),
         }
         if drafter in MODEL_FREE:

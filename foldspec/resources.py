@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from foldspec.acceptance.base import AcceptanceRule
 from foldspec.cache.paged import PagedCache, TargetSpec
 from foldspec.cache.recurrent import RECORDED
 from foldspec.checkpoints.registry import Pair
@@ -28,11 +29,21 @@ from foldspec.made_up import Numbers
 from foldspec.memory import MemoryPlan, make_plan
 from foldspec.options import CONTEXT, EngineOptions, MethodOptions
 from foldspec.sampling import DraftSampling
+from foldspec.schedule.graphs import Graphs, why_not
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
-__all__ = ["Prefix", "Resources", "choose_operators", "filled_in", "pick_context", "pick_device", "pick_dtype"]
+__all__ = [
+    "Prefix",
+    "Resources",
+    "choose_operators",
+    "filled_in",
+    "no_graphs",
+    "pick_context",
+    "pick_device",
+    "pick_dtype",
+]
 
 WINDOW, ALPHA, YARN_REF, DRAFTS = 2048, 2.0, 4096, 5  # for a pair that the registry does not know
 WHOLE = "full"  # the context method of a drafter that reads everything
@@ -201,6 +212,32 @@ class Resources:
             raise UsageError(what, where="draft_tokens", do="ask for fewer")
         return drafter
 
+    def why_not(self, method: MethodOptions, rule: AcceptanceRule) -> str | None:
+        """Why rounds do not run on fixed buffers, in a line; None if they do."""
+        return no_graphs(self.options, self.device, self.cache.spec, self.found.network, method, rule)
+
+    def graphs(self, drafter: Drafter, rule: AcceptanceRule, drafts: int) -> Graphs:
+        """Rounds on fixed buffers, of a drafter of these weights that proposes so many tokens."""
+        case = rule.case()
+        assert case is not None, "see why_not"
+        return Graphs(
+            self.found.model,
+            self.cache,
+            drafter,
+            self.kernels,
+            case,
+            drafts=drafts,
+            requests=self.options.max_batch,
+            longest=self.plan.longest,
+            device=self.device,
+            pool=self._graph_pool,
+        )
+
+    @cached_property
+    def _graph_pool(self) -> Any:
+        """The memory of all recordings."""
+        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
     @property
     def prefix_drafter(self) -> Drafter:
         """The drafter as a keeper of prefixes, which no context method touches."""
@@ -273,6 +310,22 @@ class Resources:
                 self.close(request, drafter)
                 raise
             return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
+
+
+def no_graphs(
+    options: EngineOptions,
+    device: torch.device,
+    spec: TargetSpec,
+    network: DrafterNetwork | None,
+    method: MethodOptions,
+    rule: AcceptanceRule,
+) -> str | None:
+    """Why rounds of a pair do not run on fixed buffers (``schedule/graphs.py``), in a line; None if they do."""
+    if options.graphs == "off":
+        return "switched off (--graphs off)"
+    if options.graphs == "auto" and device.type == "cpu":
+        return "a CPU records no rounds"
+    return why_not(spec, network, method, rule)
 
 
 def choose_operators(

@@ -46,6 +46,10 @@ class AcceptanceRule(ABC):
         the last accepted draft gives the next token. The token at row ``j`` has position ``target.position + j``; a
         number of ``noise`` is looked at once for each purpose and position."""
 
+    def settled(self, position: int, noise: Noise) -> int | None:
+        """How many drafts stand of those from ``position`` on, where that was decided beforehand."""
+        return None
+
     @abstractmethod
     def law(self) -> str:
         """The law that committed tokens follow, in a phrase."""

@@ -29,6 +29,9 @@ class Forced(AcceptanceRule):
     def case(self) -> Case:
         return Case("forced")
 
+    def settled(self, position: int, noise: Noise) -> int:
+        return self.count(position, noise)
+
     def count(self, position: int, noise: Noise) -> int:
         """Drafts that stand where the first of them has this position."""
         forcing = self._forcing

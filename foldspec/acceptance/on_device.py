@@ -56,6 +56,9 @@ class OnDevice(AcceptanceRule):
     def case(self) -> Case:
         return self._case
 
+    def settled(self, position: int, noise: Noise) -> int | None:
+        return self._rule.settled(position, noise)
+
     def law(self) -> str:
         return self._rule.law()
 

@@ -96,7 +96,8 @@ _BODY: dict[str, Callable[[Any], bool]] = {
 
 
 def check_line(line: Any, where: str) -> None:
-    """Fill in what lines of older benches lack (``LATER``). Raises :class:`MeasurementError` for what is no line of one run, or whose figures deny one another."""
+    """Fill in what lines of older benches lack (``LATER``). Raises :class:`MeasurementError` for what is no line of one
+    run, or whose figures deny one another."""
 
     def refuse(what: str) -> None:
         raise MeasurementError(what, where=where)

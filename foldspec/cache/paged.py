@@ -8,10 +8,11 @@ import torch
 
 from foldspec.cache.pages import PageTables, Rings, Run
 from foldspec.cache.recurrent import Columns, RecurrentPool, RecurrentSpec, recorded_rows
-from foldspec.cache.rows import Rows
+from foldspec.cache.rows import FixedRows, Rows
 from foldspec.errors import ResourceError, UsageError
 from foldspec.kernels.gated_delta import State
 from foldspec.kernels.multi_read_attention import Entries
+from foldspec.kernels.multi_read_attention.device import DeviceRead
 from foldspec.kernels.rotate_append import Slots
 from foldspec.made_up import Numbers
 
@@ -69,6 +70,14 @@ class TargetSpec:
         return tuple(pool for pool in self.pools if isinstance(pool, RecurrentSpec))
 
     @property
+    def not_fixed(self) -> str:
+        """Why a cache for it takes no fixed rows; empty if it does."""
+        if self.recurrent:
+            return "the target has recurrent states"
+        windows = any(pool.window is not None for pool in self.attention)
+        return "the target has layers that keep a window in rings" if windows else ""
+
+    @property
     def bytes_per_entry(self) -> int:
         """Of the pools that keep every entry, in pages."""
         return sum(pool.bytes_per_entry for pool in self.attention if pool.window is None)
@@ -107,7 +116,7 @@ class _Pool:
         self.values = torch.empty(*shape, spec.value_width, dtype=spec.dtype, device=device)
         self.layers = list(zip(self.keys, self.values, strict=True))
         self.rings = rings
-        self.begun: tuple[int, ...] = ()
+        self.begun: tuple[int, ...] | torch.Tensor = ()
 
     def copy(self, old: int, new: int, count: int) -> None:
         for data in (self.keys, self.values):
@@ -223,7 +232,13 @@ class PagedCache:
         self.tables.reserve(request, entries)
 
     def begin(self, rows: Rows) -> None:
-        """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`; then none is counted."""
+        """Reserve the slots of these rows and count them in. Raises :class:`ResourceError`; then none is counted.
+
+        Of :class:`FixedRows` both is the caller's: slots before the pass, and :meth:`end` and :meth:`keep` after it."""
+        if isinstance(rows, FixedRows):
+            for pool in self._pools:
+                pool.begun = rows.slots
+            return
         ends = [start + packed.stop - packed.start for _, start, packed in rows]
         for (request, start, _), end in zip(rows, ends, strict=True):
             assert start == self.tables.length(request), "rows must follow the entries that the cache holds"
@@ -242,6 +257,11 @@ class PagedCache:
         for states in self._recurrent:
             for (request, start, _), end in zip(rows, ends, strict=True):
                 states.begin(request, start, end - start)
+
+    def end(self) -> None:
+        """A pass over fixed rows is over: nothing of it is kept."""
+        for pool in self._pools:
+            pool.begun = ()
 
     def watch(self, request: int | None = None) -> None:
         """From now on keep the queries of the last forward in the last layer that reads all entries, for
@@ -292,6 +312,14 @@ class PagedCache:
         runs = self._runs(pool, request, first, self.tables.length(request))
         return Entries(keys, runs), Entries(values, runs)
 
+    def fixed_read(self, layer: int, rows: FixedRows, q: torch.Tensor, scale: float) -> DeviceRead:
+        """What rotated q [total, heads, d] of rows that :meth:`begin` was given reads in a layer that keeps all
+        entries: each row its own and all before it."""
+        keys, values = self._layers[layer][1]
+        table = rows.places.tables
+        q = q.unflatten(0, rows.at.shape)
+        return DeviceRead(q, keys, values, table, table, *rows.causal, scale, page=rows.places.page_size)
+
     def state(self, layer: int, request: int) -> tuple[State, Columns]:
         """What a recurrent layer keeps of a request whose rows :meth:`begin` counted in: to be brought up to them."""
         states, place = self._states[layer]
@@ -318,6 +346,14 @@ class PagedCache:
         for states in self._recurrent:
             states.check_length(request, length)
         self.tables.truncate(request, length)
+
+    def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Where an open request's entries lie: its pages, and no rings (see :attr:`TargetSpec.not_fixed`)."""
+        return self.tables.pages(request), {}
+
+    def keep(self, request: int, length: int) -> None:
+        """Exactly ``length`` entries are there after a pass over fixed rows, whose slots were reserved."""
+        self.tables.keep(request, length)
 
     def mark(self, request: int) -> None:
         """Keep what the request holds for :meth:`rewind`, however many forwards come between: a state cannot be cut at

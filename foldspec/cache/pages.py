@@ -99,6 +99,10 @@ class PageTables:
     def is_open(self, request: int) -> bool:
         return request in self._tables
 
+    def pages(self, request: int) -> tuple[int, ...]:
+        """The pages of a request, in the order of its entries: the reserved ones too."""
+        return tuple(self._tables[request].pages)
+
     def length(self, request: int) -> int:
         return self._tables[request].length
 
@@ -126,6 +130,11 @@ class PageTables:
         self.allocator.free(table.pages[kept:])
         del table.pages[kept:]
         table.length = length
+
+    def keep(self, request: int, length: int) -> None:
+        """Exactly ``length`` entries are there, those beyond the last length written in reserved slots."""
+        self.extend(request, max(length, self.length(request)))
+        self.truncate(request, length)
 
     def fork(self, source: int, request: int) -> list[tuple[int, int, int]]:
         """Open ``request`` with the entries of ``source``. Full pages are shared and from now on read-only; the slots
@@ -197,12 +206,16 @@ class Rings:
         if request in self._ring:
             self._free.append(self._ring.pop(request))
 
+    def first_slot(self, request: int) -> int:
+        """Where the request's ring begins."""
+        return self._ring[request] * self.capacity
+
     def runs(self, request: int, first: int, last: int) -> tuple[Run, ...]:
         """The entries ``first .. last-1``, at most ``capacity`` of them, as runs of consecutive slots."""
         assert last - first <= self.capacity, "the ring no longer holds these entries"
         if first >= last:
             return ()
-        base, a, b = self._ring[request] * self.capacity, first % self.capacity, (last - 1) % self.capacity
+        base, a, b = self.first_slot(request), first % self.capacity, (last - 1) % self.capacity
         if a <= b:
             return ((base + a, last - first),)
         return ((base + a, self.capacity - a), (base, b + 1))

@@ -13,6 +13,7 @@ import torch
 
 from foldspec.cache.paged import CacheSpec, write
 from foldspec.cache.pages import PageTables, Rings
+from foldspec.cache.rows import FixedRows
 from foldspec.kernels.multi_read_attention import Entries
 
 __all__ = ["DraftCache", "Layout"]
@@ -81,7 +82,7 @@ class DraftCache:
         self._adopt(request, layouts)
 
     def _adopt(self, request: int, layouts: tuple[Layout, ...]) -> None:
-        layouts = tuple(layout.within(self._longest) for layout in layouts)
+        layouts = tuple(self.fitted(layout) for layout in layouts)
         self._layouts[request] = layouts
         for kind in ("rotated", "unrotated"):
             if kind not in self._keys and any(getattr(layout, kind) for layout in layouts):
@@ -186,6 +187,40 @@ class DraftCache:
         pool = self._side_values if side else self._values
         assert pool is not None
         return pool[layer]
+
+    # ------------------------------------------------------------------------------------------------- fixed rows
+
+    def fitted(self, layout: Layout) -> Layout:
+        """The layout as requests here keep it."""
+        return layout.within(self._longest)
+
+    def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """The request's pages; and by capacity where its rings begin."""
+        held = {layout.ring for layout in self._layouts[request] if layout.ring}
+        return self.tables.pages(request), {ring: self._rings[ring][0].first_slot(request) for ring in held}
+
+    def keep(self, request: int, length: int) -> None:
+        """Exactly ``length`` entries are committed, all layers having written them in reserved slots."""
+        self.tables.keep(request, length)
+
+    def write_fixed_values(self, layer: int, rows: FixedRows, values: torch.Tensor) -> None:
+        """Store values [total, kv heads, width] of rows whose slots are reserved."""
+        self._values[layer][rows.slots] = values
+
+    def write_fixed_keys(
+        self, layer: int, layout: Layout, rows: FixedRows, keys: torch.Tensor, *, rotated: bool
+    ) -> None:
+        """The same of keys, in the copy that ``layout`` has of their kind. (A ring holds a window and more than such
+        rows, so that no two of them meet.)"""
+        data, _, ring = self.fixed(layer, layout, rotated=rotated)
+        data[rows.ring_slots(ring) if ring else rows.slots] = keys
+
+    def fixed(self, layer: int, layout: Layout, *, rotated: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """A layer's keys of one kind and its values, [slots, kv heads, width]; the ring of the keys, or 0."""
+        values = self._values[layer]
+        if rotated and layout.ring:
+            return self._rings[layout.ring][1][layer], values, layout.ring
+        return self._pool(layer, layout, rotated), values, 0
 
     def fork(self, source: int, request: int, layouts: tuple[Layout, ...]) -> None:
         """Open ``request`` with the entries of ``source``, which must keep every copy that ``layouts`` reads.

@@ -8,7 +8,7 @@ Notation: ``n`` context entries at positions ``0 .. n-1``; block row ``r`` of ``
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -19,7 +19,9 @@ from foldspec.errors import UsageError
 from foldspec.kernels.multi_read_attention import Output
 from foldspec.options import MethodOptions
 
-__all__ = ["Attended", "ContextMethod", "DrafterLayer", "Opened", "Read", "Rotation", "Span", "below", "joined"]
+__all__ = [
+    "Attended", "ContextMethod", "DrafterLayer", "FixedRead", "Opened", "Read", "Rotation", "Span", "below", "joined",
+]  # fmt: skip
 
 Span: TypeAlias = tuple[int, int]  # the entries first .. last-1
 Attended: TypeAlias = Callable[[], torch.Tensor]  # what a row of the target attended to: [entries], of sum 1
@@ -27,9 +29,12 @@ Attended: TypeAlias = Callable[[], torch.Tensor]  # what a row of the target att
 
 class Rotation(Protocol):
     """A layer's rotary embedding: x [rows, heads, d] rotated to positions [rows]; ``alone`` if what it meets is not
-    rotated. (Models have the class; this room does not import them.)"""
+    rotated, ``end`` if all positions are known to lie below it. (Models have the class; this room does not import
+    them.)"""
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor: ...
+    def rotate(
+        self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False, end: int | None = None
+    ) -> torch.Tensor: ...
 
     def stretched(self, stretch: float, length: int) -> Rotation:
         """YaRN's table for contexts ``stretch`` times as long as ``length``, of the same base."""
@@ -105,6 +110,24 @@ class Read:
     index: tuple[Span, ...] | None = None
 
 
+@dataclass(frozen=True)
+class FixedRead:
+    """A :class:`Read` of R requests at once, without an index: what changes from round to round is on the device.
+
+    ``first``, ``last``, ``query_at`` int64 [R, B]; ``scale`` one number, or [R, B]; ``reach``: all of ``query_at`` lies
+    below it, whatever the round; None: below the requests' own positions' end.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    keys: str
+    query_at: torch.Tensor
+    scale: float | torch.Tensor = 1.0
+    exponent: float = 1.0
+    block: bool = False
+    reach: int | None = None
+
+
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Spans in rising order, empty ones dropped and neighbours made one."""
     found: list[Span] = []
@@ -126,11 +149,13 @@ class ContextMethod(ABC):
     do nothing by themselves.
 
     ``uses`` names the fields of :class:`MethodOptions` that the method looks at; ``coverage``, the drafter layers that
-    it is for unless an option says otherwise: ``all``, or ``full`` ones.
+    it is for unless an option says otherwise: ``all``, or ``full`` ones. ``not_fixed``: why its reads cannot be said
+    without the host; empty where :meth:`fixed_reads` says them.
     """
 
     uses: frozenset[str] = frozenset()
     coverage: str = "all"
+    not_fixed: str = "its reads are decided on the host"
 
     def __init__(self, options: MethodOptions, layers: Sequence[DrafterLayer], block: int) -> None:
         """``options`` with window and alpha resolved; ``block`` is B, the anchor's row included. Raises
@@ -147,6 +172,20 @@ class ContextMethod(ABC):
 
         ``q`` [B, heads, d], normed and un-rotated; None where only the size of the reads is asked for. Changes nothing
         that a second call at the same ``n`` would show."""
+
+    def far(self, n: int) -> bool:
+        """Whether some layer has a read beside its near one for a block that begins at ``n``. Once so, always so."""
+        return False
+
+    def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
+        """:meth:`reads` of R requests whose blocks begin at n [R] int64, as operations on the device alone. Where a
+        request has no such read, its rows of the read are empty. ``far``: whether :meth:`far` holds of any of them."""
+        raise NotImplementedError
+
+    def kind(self, layer: int) -> Hashable:
+        """Layers of one kind have the same reads."""
+        widths, alphas = self.options.layer_window, self.options.layer_alpha
+        return self.layers[layer], widths[layer : layer + 1], alphas[layer : layer + 1]
 
     def stores(self, layer: int) -> Layout:
         """The key copies that :meth:`reads` of this layer needs."""
@@ -216,3 +255,18 @@ class ContextMethod(ABC):
         if reach is not None:
             first = [max(f, p - reach + 1) for f, p in zip(first, self.positions(n), strict=True)]
         return Read(tuple(min(f, n) for f in first), (n,) * self.block, "rotated", self.positions(n), block=True)
+
+    def fixed_positions(self, n: torch.Tensor) -> torch.Tensor:
+        """[R, B] the true position of each block row."""
+        return n[:, None] + torch.arange(self.block, device=n.device)
+
+    def fixed_near(
+        self, layer: int, n: torch.Tensor, reach: int | None = None, since: torch.Tensor | None = None
+    ) -> FixedRead:
+        """:meth:`near` of R requests; ``since`` [R]."""
+        p, last = self.fixed_positions(n), n[:, None].expand(-1, self.block)
+        reaches = [width for width in (self.layers[layer].window, reach) if width is not None]
+        first = (p - (min(reaches) - 1)).clamp(min=0) if reaches else torch.zeros_like(p)
+        if since is not None:
+            first = first.maximum(since[:, None])
+        return FixedRead(first.minimum(last), last, "rotated", p, block=True)

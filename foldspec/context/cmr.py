@@ -30,6 +30,7 @@ class _Selection:
 
 class CMR(ContextMethod):
     uses = frozenset({"cmr_chunk", "cmr_topk", "cmr_period", "coverage"})
+    not_fixed = "its chunks are chosen anew between rounds"
 
     def begin(self, request: Opened) -> _Selection:
         return _Selection()

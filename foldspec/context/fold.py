@@ -21,13 +21,14 @@ from typing import Any
 import torch
 
 from foldspec.cache.side import Layout
-from foldspec.context.base import ContextMethod, Read
+from foldspec.context.base import ContextMethod, FixedRead, Read
 
 SHARPEST = 1e30  # float32 holds the logits times this; a read is its best entry alone long before
 
 
 class Fold(ContextMethod):
     uses = frozenset({"window", "layer_window", "alpha", "layer_alpha", "coverage", "far_boundary", "layout"})
+    not_fixed = ""
 
     def stores(self, layer: int) -> Layout:
         if not self.covers(layer):
@@ -46,6 +47,22 @@ class Fold(ContextMethod):
         alpha = min(alpha, SHARPEST)
         at = tuple(self._distance(layer) + r for r in range(self.block))
         return [near, Read((0,) * self.block, last, "unrotated", at, scale=alpha, exponent=1 / alpha)]
+
+    def far(self, n: int) -> bool:
+        layers = range(len(self.layers))
+        return any(self.covers(i) and n and n + self.block > self._boundary(i) for i in layers)
+
+    def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
+        if not self.covers(layer):
+            return [self.fixed_near(layer, n)]
+        near, alpha = self.fixed_near(layer, n, self._distance(layer)), self.sharpness(layer, None)
+        if not far or alpha is None:
+            return [near]
+        alpha, distance = min(alpha, SHARPEST), self._distance(layer)
+        last = (near.query_at - (self._boundary(layer) - 1)).clamp(min=0).minimum(n[:, None])
+        at = self.fixed_positions(torch.full_like(n, distance))
+        first, end = torch.zeros_like(last), distance + self.block
+        return [near, FixedRead(first, last, "unrotated", at, scale=alpha, exponent=1 / alpha, reach=end)]
 
     def sharpness(self, layer: int, state: Any) -> float | None:
         """Alpha of this layer's far read, the same from one commit to the next; None: there is none."""

@@ -42,6 +42,7 @@ class _Record:
 
 class FoldAuto(Fold):
     uses = frozenset({"window", "layer_window", "auto_alphas", "coverage", "far_boundary"})
+    not_fixed = "its alpha is chosen anew between rounds"
 
     def __init__(self, options: MethodOptions, layers: Sequence[DrafterLayer], block: int) -> None:
         super().__init__(options, layers, block)

@@ -44,6 +44,7 @@ class InfLLM(ContextMethod):
     uses = frozenset(
         {"window", "layer_window", "coverage", "layout", "infllm_block", "infllm_init", "infllm_topk", "infllm_repr"}
     )
+    not_fixed = "it selects blocks by the queries, and counts what they received"
     coverage = "full"  # a sliding layer never reads further than it was trained to
 
     def begin(self, request: Opened) -> _Memory:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from foldspec.cache.rows import Rows
+from foldspec.cache.rows import FixedRows, Rows
 from foldspec.cache.side import DraftCache, Layout
 from foldspec.context.base import ContextMethod, Opened, Read, Rotation, Span, joined
+from foldspec.context.fixed_reader import FixedReader
 from foldspec.context.verifier import Verifier
 from foldspec.kernels.dispatch import Kernels
 from foldspec.kernels.multi_read_attention import Entries, ReadArgs
@@ -57,6 +58,7 @@ class ContextReader:
         self._verifier, self._other_bytes = verifier, other_bytes
         self._held: dict[int, _Held] = {}
         self._layers = range(len(method.layers))
+        self._fixed = FixedReader(method, cache, rope, kernels, scale)
 
     # ------------------------------------------------------------------------------------------- a request's life
 
@@ -121,6 +123,18 @@ class ContextReader:
         """Context entries stored for the request."""
         return self._cache.length(request)
 
+    def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Where the request lies in the cache, as :meth:`DraftCache.places` says it."""
+        return self._cache.places(request)
+
+    def keep(self, request: int, length: int) -> None:
+        """Exactly ``length`` entries are committed, after fixed rows were absorbed."""
+        self._cache.keep(request, length)
+
+    def far(self, n: int) -> bool:
+        """See :meth:`ContextMethod.far`."""
+        return self._method.far(n)
+
     def _share(self, n: int, entries: int) -> float:
         pair = self._cache.spec.bytes_per_entry / self._cache.spec.layers
         return 0.0 if self._other_bytes is None else entries * pair / self._other_bytes(n)
@@ -147,6 +161,9 @@ class ContextReader:
 
     def absorb(self, rows: Rows, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Store the next committed entries: for each layer, keys (un-rotated) and values [total, kv heads, width]."""
+        if isinstance(rows, FixedRows):
+            self._fixed.absorb(rows, keys, values)
+            return
         positions = rows.positions(keys[0].device)
         for request, start, packed in rows:
             assert start == self._cache.length(request), "entries are absorbed in order"
@@ -182,7 +199,9 @@ class ContextReader:
     # ------------------------------------------------------------------------------------------------------ a block
 
     def begin(self, rows: Rows) -> None:
-        """Make room for the block rows behind each request's entries, once a round."""
+        """Make room for the block rows behind each request's entries, once a round; of fixed rows it is made before."""
+        if isinstance(rows, FixedRows):
+            return
         for request, start, packed in rows:
             assert start == self._cache.length(request), "a block begins right after the context"
             self._cache.reserve(request, start + packed.stop - packed.start)
@@ -191,6 +210,8 @@ class ContextReader:
     def attend(self, layer: int, rows: Rows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of one layer's block rows: q [total, heads, d], k and v [total, kv heads, d], all un-rotated; the
         result is [total, heads, d]."""
+        if isinstance(rows, FixedRows):
+            return self._fixed.attend(layer, rows, q, k, v)
         at_positions: dict[tuple[int, ...], torch.Tensor] = {}  # reads and requests often share a query's positions
 
         def rotated(rope: Rotation, x: torch.Tensor, at: tuple[int, ...], *, alone: bool = False) -> torch.Tensor:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from foldspec.cache.side import Layout
-from foldspec.context.base import ContextMethod, Read
+from foldspec.context.base import ContextMethod, FixedRead, Read
 
 
 class ReRoPE(ContextMethod):
     uses = frozenset({"window", "layer_window", "rerope_len", "coverage", "layout"})
+    not_fixed = ""
 
     def stores(self, layer: int) -> Layout:
         if not self.covers(layer):
@@ -38,6 +39,24 @@ class ReRoPE(ContextMethod):
             return [near]
         at = (self.window(layer) + self.block,) * self.block
         return [near, Read((0,) * self.block, last, "unrotated", at, scale)]
+
+    def far(self, n: int) -> bool:
+        layers = range(len(self.layers))
+        return any(self.covers(i) and n and n + self.block > self._reach(i) for i in layers)
+
+    def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
+        p = self.fixed_positions(n)
+        scale = ((p + 1).double().log() / math.log(self.options.rerope_len)).clamp(min=1.0)
+        if not self.covers(layer):
+            return [replace(self.fixed_near(layer, n), scale=scale)]
+        reach = self._reach(layer)
+        near = replace(self.fixed_near(layer, n, reach), scale=scale)
+        if not far:
+            return [near]
+        last = (p - (reach - 1)).clamp(min=0).minimum(n[:, None])
+        distance = self.window(layer) + self.block
+        at = torch.full_like(p, distance)
+        return [near, FixedRead(torch.zeros_like(p), last, "unrotated", at, scale, reach=distance + 1)]
 
     def _reach(self, layer: int) -> int:
         """The smallest distance that is far."""

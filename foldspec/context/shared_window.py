@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
-from foldspec.context.base import ContextMethod, Read
+from foldspec.context.base import ContextMethod, FixedRead, Read
 
 
 class SharedWindow(ContextMethod):
     uses = frozenset({"draft_window"})
+    not_fixed = ""
 
     def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
         return [self.near(layer, n, since=max(0, n - self.options.draft_window))]
+
+    def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
+        return [self.fixed_near(layer, n, since=(n - self.options.draft_window).clamp(min=0))]

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from foldspec.context.base import ContextMethod, Read
+from foldspec.context.base import ContextMethod, FixedRead, Read
 
 
 class Streaming(ContextMethod):
     uses = frozenset({"sinks", "recents", "coverage"})
+    not_fixed = ""
     coverage = "full"  # a sliding layer never reads further than it was trained to
 
     def reads(self, layer: int, state: Any, n: int, q: torch.Tensor | None) -> list[Read]:
@@ -32,3 +33,17 @@ class Streaming(ContextMethod):
             return [near]
         rows = self.block
         return [near, Read((0,) * rows, (sinks,) * rows, "rotated", tuple(p - left_out for p in self.positions(n)))]
+
+    def far(self, n: int) -> bool:
+        return n > self.options.sinks + self.options.recents
+
+    def fixed_reads(self, layer: int, n: torch.Tensor, far: bool) -> list[FixedRead]:
+        sinks, recents = self.options.sinks, self.options.recents
+        if not far or not self.covers(layer):
+            return [self.fixed_near(layer, n)]
+        left_out = (n - (sinks + recents)).clamp(min=0)
+        near = self.fixed_near(layer, n, since=torch.where(left_out > 0, n - recents, 0))
+        if not sinks:
+            return [near]
+        last = torch.where(left_out > 0, sinks, 0)[:, None].expand(-1, self.block)
+        return [near, FixedRead(torch.zeros_like(last), last, "rotated", near.query_at - left_out[:, None])]

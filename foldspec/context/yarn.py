@@ -19,6 +19,7 @@ from foldspec.options import MethodOptions
 
 class YaRN(ContextMethod):
     uses = frozenset({"yarn_ref", "coverage"})
+    not_fixed = "each request rotates keys by a table of its own"
     coverage = "full"  # a sliding layer never reads further than it was trained to
 
     def __init__(self, options: MethodOptions, layers: Sequence[DrafterLayer], block: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from foldspec.cache.paged import PagedCache
-from foldspec.cache.rows import Rows
+from foldspec.cache.rows import FixedRows, Rows
 from foldspec.errors import UsageError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.made_up import Numbers
@@ -105,6 +105,10 @@ class DrafterNetwork(nn.Module, ABC):
                 raise UsageError(f"{self.facts.where} has no use for it", where=name, do="leave it out")
         return method
 
+    def not_fixed(self, method: MethodOptions) -> str:
+        """Why it cannot draft without looks from the host; empty if it can. ``method`` is filled in."""
+        return "the drafter decides on the host what it does next"
+
     @abstractmethod
     def footprint(self, method: MethodOptions, dtype: torch.dtype, room: Room) -> Footprint:
         """The memory that its caches take."""
@@ -134,11 +138,13 @@ class Drafter(ABC):
     ``max_drafts``  tokens that a round can propose at most
     ``biased``      why drafts may not follow the laws that they are held with, given what stands before them; empty if
                     they do
+    ``pass_rows``   rows of its own pass in :meth:`draft`
     """
 
     taps: tuple[int, ...] = ()
     max_drafts: int = 0
     biased: str = ""
+    pass_rows: int = 0
 
     @abstractmethod
     def open(self, request: int, longest: int | None = None) -> None:
@@ -198,6 +204,25 @@ class Drafter(ABC):
         A token that is drawn is drawn from ``noises[i]``, keyed by its position, its anchor's and the step.
         """
 
+    # What a round asks that the host does not look into (``schedule/fixed.py``), where ``DrafterNetwork.not_fixed`` has
+    # nothing against it: :meth:`reserve`, then :meth:`draft` and :meth:`absorb` of fixed rows, then :meth:`advance`.
+
+    def draft(self, rows: FixedRows, anchors: torch.Tensor) -> torch.Tensor:
+        """:meth:`propose` by argmax: ``max_drafts`` ids [R, max_drafts] after the anchors [R], whose positions and a
+        block behind them are ``rows``."""
+        raise NotImplementedError
+
+    def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Where an open request lies in its cache: its pages, and by capacity where its rings begin."""
+        return (), {}
+
+    def advance(self, request: int, length: int) -> None:  # noqa: B027
+        """Of the fixed rows that were absorbed, exactly those up to ``length`` entries are committed."""
+
+    def far(self, n: int) -> bool:
+        """Whether after ``n`` entries more is read than what is near (``ContextMethod.far``)."""
+        return False
+
 
 class NoDrafter(Drafter):
     """Proposes nothing: every round is one plain decoding step."""
@@ -218,3 +243,6 @@ class NoDrafter(Drafter):
         self, anchors: Rows, tokens: Sequence[int], budgets: Sequence[int], noises: Sequence[Noise]
     ) -> list[Proposal]:
         return [PointMass(()) for _ in tokens]
+
+    def draft(self, rows: FixedRows, anchors: torch.Tensor) -> torch.Tensor:
+        return anchors.new_empty(len(anchors), 0)

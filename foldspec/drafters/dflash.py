@@ -24,7 +24,8 @@ import torch
 from torch import nn
 
 from foldspec.cache.paged import CacheSpec
-from foldspec.cache.rows import Rows
+from foldspec.cache.rows import FixedRows, Rows
+from foldspec.context import make_method
 from foldspec.context.base import DrafterLayer
 from foldspec.context.reader import ContextReader
 from foldspec.drafters.base import Drafter
@@ -38,6 +39,7 @@ from foldspec.models.config import ModelConfig
 from foldspec.models.layers import Embedding, Geometry, Linear, Projections, RMSNorm, SwiGLU
 from foldspec.models.rope import Rope
 from foldspec.noise import Noise
+from foldspec.options import MethodOptions
 from foldspec.records import DrafterFacts, PointMass, Proposal, Sampled
 from foldspec.sampling import ARGMAX, DraftSampling, Law, greedy
 
@@ -213,6 +215,14 @@ class DFlashNetwork(ConditionedNetwork):
         """Raises :class:`CheckpointError`."""
         return cls(DFlashConfig.from_config(config, tensors), kernels)
 
+    def not_fixed(self, method: MethodOptions) -> str:
+        if method.draft_temperature:
+            return "drafts are drawn on the host (--draft-temperature)"
+        if method.confidence_stop:
+            return "a confidence stop saves work that a round of fixed shape does"
+        why = make_method(method, self.layer_facts, self.block).not_fixed
+        return why and f"the context method {method.context}: {why}"
+
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         g = self.config.geometry
         return CacheSpec(g.layers, g.kv_heads, g.head_dim, g.head_dim, dtype)
@@ -273,7 +283,7 @@ class DFlash(Drafter):
         self._network, self._reader, self._sampling = network, reader, sampling
         config = network.config
         self._config = config
-        self.taps, self.max_drafts = config.taps, config.max_drafts
+        self.taps, self.max_drafts, self.pass_rows = config.taps, config.max_drafts, config.block
         self._embed = network.embed if config.own_embedding else partial(target.embed, scale=config.embedding_scale)
         self._target_ids = network.target_ids
         self._logits: Callable[[torch.Tensor], torch.Tensor] = partial(target.head, softcap=config.softcap)
@@ -342,18 +352,35 @@ class DFlash(Drafter):
                 proposals[i] = PointMass(tuple(best[: budgets[i]]))
         return proposals
 
+    def draft(self, rows: FixedRows, anchors: torch.Tensor) -> torch.Tensor:
+        masks = anchors.new_full((len(anchors), self.pass_rows - 1), self._config.mask_id)
+        chain = self._chain(rows, torch.cat((anchors[:, None], masks), 1), self.max_drafts)
+        return torch.stack(self._likeliest(chain, anchors)[0], 1)
+
+    def places(self, request: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        return self._reader.places(request)
+
+    def advance(self, request: int, length: int) -> None:
+        self._reader.keep(request, length)
+
+    def far(self, n: int) -> bool:
+        return self._reader.far(n)
+
     def _draft(self, requests: list[int], starts: list[int], tokens: list[int], count: int) -> Chain:
         """The rows of the first ``count`` drafts of one block a request."""
-        net, block = self._network, self._config.block
-        rows = Rows.of(requests, starts, [block] * len(requests))
-        ids = [[token] + [self._config.mask_id] * (block - 1) for token in tokens]
-        x = self._embed(torch.tensor(ids, device=net.fc.weight.device).flatten())
+        rows = Rows.of(requests, starts, [self.pass_rows] * len(requests))
+        ids = [[token] + [self._config.mask_id] * (self.pass_rows - 1) for token in tokens]
+        return self._chain(rows, torch.tensor(ids, device=self._network.fc.weight.device), count)
+
+    def _chain(self, rows: Rows, ids: torch.Tensor, count: int) -> Chain:
+        """The same, of blocks with these ids [R, B]."""
+        net, x = self._network, self._embed(ids.flatten())
         self._reader.begin(rows)
         for i, layer in enumerate(net.blocks):
             x = layer(x, partial(self._reader.attend, i, rows))
         first = self._config.first_row
-        used = net.norm(x.view(len(requests), block, -1)[:, first : first + count].flatten(0, 1))
-        shape = len(requests), count, -1
+        used = net.norm(x.view(*ids.shape, -1)[:, first : first + count].flatten(0, 1))
+        shape = len(ids), count, -1
         stop, heads = self._sampling.confidence_stop, self._config.heads
         return Chain(
             net.markov_head if heads.rank else None,
@@ -372,19 +399,25 @@ class DFlash(Drafter):
             if ids is not None:
                 drafts = ids[drafts].tolist()
             return [drafts[i * count : (i + 1) * count] for i in range(len(tokens))]
-        drafted, ends, previous = [], [], torch.tensor(tokens, device=logits.device)
-        for _ in range(count):
-            row, sure = chain.next(previous)
-            best = row.argmax(-1)
-            previous = best if ids is None else ids[best]
-            drafted.append(previous)
-            if sure is not None:
-                ends.append(sure < stop)
+        drafted, ends = self._likeliest(chain, torch.tensor(tokens, device=logits.device))
         rows = torch.stack(drafted, dim=1).tolist()
         if not ends:
             return rows
         cuts = torch.stack(ends, dim=1).tolist()
         return [row[: cut.index(True)] if True in cut else row for row, cut in zip(rows, cuts, strict=True)]
+
+    def _likeliest(self, chain: Chain, previous: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Row after row the argmax drafts [R], each given the one before, the first ``previous``; and, where the
+        drafter says so, whether a block ends before it."""
+        drafted, ends = [], []
+        for _ in range(chain.logits.shape[1]):
+            row, sure = chain.next(previous)
+            best = row.argmax(-1)
+            previous = best if self._target_ids is None else self._target_ids[best]
+            drafted.append(previous)
+            if sure is not None:
+                ends.append(sure < self._sampling.confidence_stop)
+        return drafted, ends
 
     def _draw(
         self, drafts: Sequence[Sampled[Law]], chain: Chain, tokens: Sequence[int], budgets: Sequence[int]

@@ -68,4 +68,4 @@ class Gemma4Network(DFlashNetwork):
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         rows = super().embed(ids)
-        return rows * torch.tensor(self.config.geometry.width**0.5, dtype=rows.dtype, device=rows.device)
+        return rows * torch.tensor(self.config.geometry.width**0.5, dtype=rows.dtype)

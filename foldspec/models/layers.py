@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foldspec.cache.paged import PagedCache
-from foldspec.cache.rows import Rows
+from foldspec.cache.rows import FixedRows, Rows
 from foldspec.checkpoints.weights import Layout
 from foldspec.errors import ResourceError
 from foldspec.kernels.dispatch import Kernels
@@ -357,6 +357,9 @@ def masked_attention(
 ) -> torch.Tensor:
     """Rotated q [total, heads, d] of packed rows; each row reads of its request's entries the span that ``mask`` gives
     it, of which ``window`` keeps the end."""
+    if isinstance(rows, FixedRows):
+        assert window is None and mask == CAUSAL, "fixed rows read all that is before them"
+        return kernels.device_attention([cache.fixed_read(layer, rows, q, scale)]).out.flatten(0, 1)
     cache.ask(layer, q, scale)
     batch = []
     for request, start, packed in rows:

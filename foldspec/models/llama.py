@@ -166,5 +166,4 @@ class Llama(LanguageModel):
 
 def rotation(rope: Rope, rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of packed rows."""
-    end = max(start + count for start, count in zip(rows.starts, rows.counts, strict=True))
-    return rope.between(0, end, rows.positions(device))
+    return rope.between(0, rows.end, rows.positions(device))

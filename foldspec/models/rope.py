@@ -91,19 +91,24 @@ class Rope:
             # bit, with how far the table reaches (torch gives the ends of a range another cosine than its middle)
             step = torch.arange(first, first + STEP, dtype=self._inverse.dtype)
             angle = step[:, None] * self._inverse
-            grown.append(torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain).to(positions.device))
+            grown.append(
+                torch.stack([angle.cos(), angle.sin()], dim=1).mul_(self._gain.to(angle.device)).to(positions.device)
+            )
         if len(grown) > 1:
             self._table = torch.cat(grown)
         table = self._table[positions]
         return table[:, :1], table[:, 1:]
 
-    def rotate(self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+    def rotate(
+        self, x: torch.Tensor, positions: torch.Tensor, *, alone: bool = False, end: int | None = None
+    ) -> torch.Tensor:
         """Rotate x [n, heads, d] to positions [n]. ``alone``: what x meets stays un-rotated, so that x brings the
-        ``factor`` of both."""
-        cos, sin = self.at(positions)
+        ``factor`` of both. ``end``: positions are known to lie below it, and no value is read from the device."""
+        cos, sin = self.at(positions) if end is None else self.between(0, end, positions)
         if alone and self.factor != 1.0:
-            gain = self._gain.to(x.device)
-            cos, sin = cos * gain, sin * gain
+            if self._gain.device != x.device:
+                self._gain = self._gain.to(x.device)
+            cos, sin = cos * self._gain, sin * self._gain
         return rotate(x, cos, sin)
 
 

@@ -18,8 +18,9 @@ from foldspec.drafters.base import Drafter
 from foldspec.errors import CheckpointError, UsageError
 from foldspec.logprobs import logprobs_of
 from foldspec.models.base import ForwardPlan, LanguageModel
-from foldspec.records import PointMass, Proposal, Round
+from foldspec.records import PointMass, Proposal, Round, TokenLogprobs, Verdict
 from foldspec.sampling import target_laws
+from foldspec.schedule.graphs import Graphs
 from foldspec.schedule.request import Request
 from foldspec.schedule.trace import Mark, unmarked
 
@@ -41,6 +42,7 @@ class Rounds:
     """A target, its cache, a drafter and a rule at work. ``draft_tokens`` caps the drafts that are verified a round.
 
     ``max_drafts``: those of a round at most. ``mark`` hears of the end of each part of a round (``schedule/trace.py``).
+    ``graphs``, where it is set, runs the rounds that it can.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Rounds:
     ) -> None:
         self.model, self.cache, self.drafter, self.rule = model, cache, drafter, rule
         self.mark: Mark = unmarked
+        self.graphs: Graphs | None = None
         self._device = device
         self.max_drafts = drafter.max_drafts if draft_tokens is None else min(draft_tokens, drafter.max_drafts)
 
@@ -82,6 +85,8 @@ class Rounds:
         decodes is advanced by at least one token, and one whose prompt ends here gets its first. A request whose next
         token would come from logits that are not finite ends with an error; the others are none the worse for it.
         """
+        if self.graphs is not None and not chunks and self._replay(self.graphs, decoding):
+            return
         anchors = Rows.of([r.id for r in decoding], [r.anchor_pos for r in decoding], [1] * len(decoding))
         proposals = self._propose(decoding, anchors)
         rows, tokens = self._rows(decoding, proposals, chunks)
@@ -100,6 +105,19 @@ class Rounds:
     def first(self, request: Request, logits: torch.Tensor) -> None:
         """Commit the first token of a request, from the logits [1, vocabulary] of its prompt's last token."""
         self._commit(logits, [(request, PointMass(()))], 0)
+
+    def _replay(self, graphs: Graphs, decoding: Sequence[Request]) -> bool:
+        """Run the round on fixed buffers, where that can be: it then counts as verification, whole."""
+        self.mark("host")
+        outcomes = graphs.run(decoding, self.rule)
+        if outcomes is None:
+            return False
+        self.mark("verify")
+        for request, (proposal, verdict, sound) in zip(decoding, outcomes, strict=True):
+            start = request.anchor_pos
+            self._take(request, proposal, verdict, sound, in_round=True)
+            graphs.keep(request, max(start, request.anchor_pos))
+        return True
 
     def _propose(self, decoding: Sequence[Request], anchors: Rows) -> list[Proposal]:
         if not decoding:
@@ -142,15 +160,29 @@ class Rounds:
         for i, (request, target, proposal, verdict) in enumerate(
             zip(requests, targets, proposals, verdicts, strict=True)
         ):
-            position, sound = request.anchor_pos, target.sound
-            run = verdict.run(proposal)[:sound]
-            tokens = request.commit(run, logprobs_of(target.logits, run, request.params.logprobs))
-            if verdict.accepted >= sound and not request.done:  # plain decoding would come as far, and no further
-                request.fail(_not_finite(request, position + sound))
-            if i < decoding and tokens:
-                outside = sum(row < len(tokens) for row in verdict.outside)
-                stood = min(verdict.accepted, sound)
-                request.rounds.append(Round(position, proposal.tokens, stood, tokens, outside, proposal.steps))
+            run = verdict.run(proposal)[: target.sound]
+            logprobs = logprobs_of(target.logits, run, request.params.logprobs)
+            self._take(request, proposal, verdict, target.sound, logprobs, in_round=i < decoding)
+
+    @staticmethod
+    def _take(
+        request: Request,
+        proposal: Proposal,
+        verdict: Verdict,
+        sound: int,
+        logprobs: Sequence[TokenLogprobs] = (),
+        *,
+        in_round: bool,
+    ) -> None:
+        """Commit a verdict, of which the first ``sound`` rows can be used."""
+        position = request.anchor_pos
+        tokens = request.commit(verdict.run(proposal)[:sound], logprobs)
+        if verdict.accepted >= sound and not request.done:  # plain decoding would come as far, and no further
+            request.fail(_not_finite(request, position + sound))
+        if in_round and tokens:
+            outside = sum(row < len(tokens) for row in verdict.outside)
+            stood = min(verdict.accepted, sound)
+            request.rounds.append(Round(position, proposal.tokens, stood, tokens, outside, proposal.steps))
 
     def _keep(
         self,

@@ -18,11 +18,11 @@ __all__ = ["Facts", "RotateAppend", "Slots", "candidates"]
 
 class Slots(NamedTuple):
     """Where the rows of a forward go in one layer of a pool: row ``r`` to slot ``slots[r]`` of ``keys`` and ``values``
-    [slots, kv heads, width]."""
+    [slots, kv heads, width]. ``slots`` is known to the host, or int64 [n] on the device."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    slots: tuple[int, ...]
+    slots: tuple[int, ...] | torch.Tensor
 
 
 class Facts(NamedTuple):

@@ -35,7 +35,13 @@ class NativeRotateAppend:
             rows = [ctypes.POINTER(_Rows)] * 3
             arguments = [*rows, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, *[_POINTER] * 3, _INT]
             self._function = self._library.function("rotate_append", arguments)
-        rotated, slots = q.new_empty(q.shape), longs(into.slots)
+        rotated = q.new_empty(q.shape)
+        if isinstance(into.slots, torch.Tensor):
+            assert into.slots.dtype == torch.int64 and into.slots.is_contiguous()
+            place = into.slots.data_ptr()
+        else:
+            slots = longs(into.slots)
+            place = ctypes.addressof(slots)
         q_rows, k_rows, v_rows = _rows(q), _rows(k), _rows(v)
         assert cos.stride() == sin.stride() and cos.stride(2) == 1
         assert into.keys.is_contiguous() and into.values.is_contiguous()
@@ -47,7 +53,7 @@ class NativeRotateAppend:
             sin.data_ptr(),
             cos.stride(0),
             cos.shape[2],
-            ctypes.addressof(slots),
+            place,
             q.shape[0],
             into.keys.data_ptr(),
             into.values.data_ptr(),

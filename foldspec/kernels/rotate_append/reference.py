@@ -27,7 +27,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def rotate_append(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, into: Slots
 ) -> torch.Tensor:
-    slots = torch.tensor(into.slots, dtype=torch.int64, device=q.device)
+    slots = into.slots
+    if not isinstance(slots, torch.Tensor):
+        slots = torch.tensor(slots, dtype=torch.int64, device=q.device)
     into.keys[slots] = rotate(k, cos, sin)
     into.values[slots] = v
     return rotate(q, cos, sin)
