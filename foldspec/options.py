@@ -1,4 +1,5 @@
-"""What a user can set, as frozen dataclasses; of a request, in ``sampling_params.py``. Each value is checked once, here, and nowhere else.
+"""What a user can set, as frozen dataclasses; of a request, in ``sampling_params.py``. Each value is checked once,
+there or here, and nowhere else.
 
 This module imports no torch: ``foldspec --help`` and the checks of a wrong option are instant.
 """
