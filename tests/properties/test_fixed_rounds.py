@@ -180,7 +180,7 @@ def test_rounds_of_a_real_pair_are_the_ordinary_loops(method: str) -> None:
             engine = engine.using(**{**fixed.METHODS[method], **({} if method == "plain" else {"window": 256})})
             done = engine.generate(texts, SamplingParams(max_tokens=48, ignore_eos=True))
             stories.append([fixed.story(one) for one in done])
-            assert graphs == "off" or fixed.graphs_of(engine).rounds > 20
+            assert graphs == "off" or fixed.graphs_of(engine).rounds > 10
     assert stories[0] == stories[1]
 
 
