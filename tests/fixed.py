@@ -18,6 +18,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "full": {"context": "full"},
     "window": {"context": "window", "window": WINDOW},
     "fold": {"context": "fold", "window": WINDOW, "alpha": 2.0},
+    "fold, two copies": {"context": "fold", "window": WINDOW, "alpha": 2.0, "layout": "paper"},
     "rerope": {"context": "rerope", "window": WINDOW, "rerope_len": 32},
     "streaming": {"context": "streaming", "sinks": 2, "recents": WINDOW},
     "shared_window": {"context": "shared_window", "draft_window": WINDOW},

@@ -203,9 +203,12 @@ class DraftCache:
         """Exactly ``length`` entries are committed, all layers having written them in reserved slots."""
         self.tables.keep(request, length)
 
-    def write_fixed_values(self, layer: int, rows: FixedRows, values: torch.Tensor) -> None:
-        """Store values [total, kv heads, width] of rows whose slots are reserved."""
-        self._values[layer][rows.slots] = values
+    def write_fixed_values(self, layer: int, rows: FixedRows, values: torch.Tensor, *, side: bool = False) -> None:
+        """Store values [total, kv heads, width] of rows whose slots are reserved; ``side``: beside the un-rotated
+        keys."""
+        pool = self._side_values if side else self._values
+        assert pool is not None, "no request keeps side values"
+        pool[layer][rows.slots] = values
 
     def write_fixed_keys(
         self, layer: int, layout: Layout, rows: FixedRows, keys: torch.Tensor, *, rotated: bool
@@ -217,10 +220,10 @@ class DraftCache:
 
     def fixed(self, layer: int, layout: Layout, *, rotated: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
         """A layer's keys of one kind and its values, [slots, kv heads, width]; the ring of the keys, or 0."""
-        values = self._values[layer]
         if rotated and layout.ring:
-            return self._rings[layout.ring][1][layer], values, layout.ring
-        return self._pool(layer, layout, rotated), values, 0
+            return self._rings[layout.ring][1][layer], self._values[layer], layout.ring
+        side = self._side_values if layout.side_values and not rotated else None
+        return self._pool(layer, layout, rotated), (self._values if side is None else side)[layer], 0
 
     def fork(self, source: int, request: int, layouts: tuple[Layout, ...]) -> None:
         """Open ``request`` with the entries of ``source``, which must keep every copy that ``layouts`` reads.

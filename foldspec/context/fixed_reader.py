@@ -33,6 +33,8 @@ class FixedReader:
         for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
             layout = self._layouts[layer]
             self._cache.write_fixed_values(layer, rows, v)
+            if layout.side_values:
+                self._cache.write_fixed_values(layer, rows, v, side=True)
             if layout.unrotated:
                 self._cache.write_fixed_keys(layer, layout, rows, k, rotated=False)
             if layout.rotated or layout.ring:

@@ -19,7 +19,9 @@ from foldspec.schedule.scheduler import Step
 LLAMA, MIXED, DEEPSPEC, DSPARK = "a_llama_zlab", "b_qwen3_zlab_mixed", "c_qwen3_deepspec_dflash", "d_qwen3_dspark"
 # around a page of 16, a window of 24 and the window with a block; the last is far from the first token on
 LENGTHS = (1, 16, 23, 80)
-ALL = [(LLAMA, name) for name in ("plain", "full", "fold")] + [(DSPARK, name) for name in ("full", "window", "fold")]
+ALL = [(LLAMA, name) for name in ("plain", "full", "fold", "fold, two copies")] + [
+    (DSPARK, name) for name in ("full", "window", "fold")
+]
 ALL += [(MIXED, name) for name in ("window", "fold", "rerope", "streaming", "shared_window")]
 
 
