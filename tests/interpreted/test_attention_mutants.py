@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant("entries of a page in the wrong order", "(entry & page_mask)\n", "(page - 1 - (entry & page_mask))\n"),
     Mutant("another kv head's keys", "k_base + head.to(tl.int64) * k_head", "k_base + 0 * k_head", TWO_HEADS),
     Mutant("another kv head's values", "v_base + head.to(tl.int64) * v_head", "v_base + 0 * v_head", TWO_HEADS),
-    Mutant("another query head", "i % group) * q_head", "i // rows) * q_head"),
+    Mutant("another query head", "i % group).to(tl.int64) * q_head", "i // rows).to(tl.int64) * q_head"),
     Mutant(
         "both programs read one half of the values",
         "c = part * BLOCK_V + tl.arange(0, BLOCK_V)\n    q_at",

@@ -50,19 +50,19 @@ class Tiles(NamedTuple):
 
 
 # Entries of a tile, warps and stages, by head size: of the shapes tried, large ones without spilled registers.
-LARGE = {64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 8, 3), 512: (32, 8, 2)}  # 64 rows, from sm_90 on
-SMALL = {**LARGE, 128: (32, 4, 3)}  # fewer rows, or sm_80
-IN_FLOAT32 = {64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 8, 1), 512: (16, 8, 1)}  # for checks, not for speed
+HALF = {64: (64, 4, 3), 128: (32, 4, 3), 256: (32, 8, 3), 512: (32, 8, 2)}
+HOPPER = {**HALF, 128: (64, 4, 3)}  # sm_90 with 64 rows
+SINGLE = {64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 8, 1), 512: (16, 8, 1)}  # for checks, not for speed
 
 
 def tiles(width: int, rows: int, dtype: torch.dtype, arch: int) -> Tiles:
     """For heads of ``width`` and so many query rows a kv head, on architecture ``arch`` (80, 90, ...)."""
-    size = next(size for size in LARGE if width <= size)
-    large = 90 <= arch < 120  # what comes after has the shared memory of sm_80 or less
+    size = next(size for size in HALF if width <= size)
     single = dtype == torch.float32
-    tallest = 32 if single or (size == WIDEST and not large) else 64
+    roomy = 90 <= arch < 120  # what comes before and after has less shared memory
+    tallest = 32 if single or (size == WIDEST and not roomy) else 64
     tall = next((tall for tall in (16, 32) if rows <= tall), tallest)
-    return Tiles(tall, *(IN_FLOAT32 if single else LARGE if large and tall == 64 else SMALL)[size])
+    return Tiles(tall, *(SINGLE if single else HOPPER if arch == 90 and tall == 64 else HALF)[size])
 
 
 def _parts(value_width: int) -> tuple[int, int]:

@@ -160,7 +160,7 @@ def split(
 
     d = tl.arange(0, BLOCK_D)
     c = part * BLOCK_V + tl.arange(0, BLOCK_V)
-    q_at = (row.to(tl.int64) * q_row + (head * group + i % group) * q_head) * ALIGN
+    q_at = (row.to(tl.int64) * q_row + (head * group + i % group).to(tl.int64) * q_head) * ALIGN
     q = tl.load(q_base + q_at[:, None] + d[None, :], mask=there[:, None] & (d < WIDTH)[None, :], other=0.0)
     k_step = k_slot * ALIGN
     v_step = v_slot * ALIGN
