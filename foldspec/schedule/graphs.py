@@ -251,7 +251,7 @@ class Graphs:
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                with Outside() as outside:
+                with self._parts.kernels.tuning(), Outside() as outside:
                     round_()
                 restore()
         torch.cuda.current_stream(self._device).wait_stream(side)
