@@ -53,7 +53,8 @@ class _Passes:
     def _launch(self, kernel: Any, rows: int, **arguments: Any) -> None:
         """Over the chunks of so many rows. Arguments that are not named are those of the blocks, under their names."""
         blocks = self.blocks
-        known: dict[str, Any] = {"step": blocks.logits.stride(0), "size": self.size, "rows": self.most + 1, "most": self.most}
+        known: dict[str, Any] = {"step": blocks.logits.stride(0), "size": self.size}
+        known |= {"rows": self.most + 1, "most": self.most}
         # floor and last where there are none: what no kernel looks at
         known |= {"CHUNK": CHUNK, "floor": blocks.temperatures, "last": blocks.first}
         known |= {name: given for name, given in vars(blocks).items() if given is not None} | arguments
