@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foldspec.kernels.build import GPU_CODE_FLAGS
+
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "ahead-of-time"
 BUDGET = ROOT / "tests" / "golden" / "aot_budget.json"
@@ -35,7 +37,6 @@ SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448}
 REGISTERS = 255  # of a thread
 GROWTH = 1.1  # more than that much of what the budget says is too much
 
-NVCC_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-Xptxas=-v")
 PTXAS = (  # what it says of a kernel
     r"Compiling entry function '(\w+)'"
     r".*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers(.*?)\n"
@@ -151,7 +152,7 @@ def nvcc_version(nvcc: str) -> str:
 def cuda_measured(source: Path, sm: int, nvcc: str, kept: Path = KEPT) -> Table:
     """What every kernel of a CUDA source takes of an architecture; spills in bytes. Raises :class:`RuntimeError` with
     the compiler's words if it does not compile."""
-    command = [nvcc, "-cubin", f"-arch=sm_{sm}", *NVCC_FLAGS, str(source)]
+    command = [nvcc, "-cubin", f"-arch=sm_{sm}", *GPU_CODE_FLAGS, "-Xptxas=-v", str(source)]
     files = sorted(path for path in source.parent.glob("*") if path.suffix in (".cu", ".cuh", ".h"))
     digest = hashlib.sha256(repr([command, nvcc_version(nvcc), [path.read_bytes() for path in files]]).encode())
 

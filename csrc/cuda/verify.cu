@@ -320,8 +320,9 @@ __device__ inline Draft judged(const Verify& v, int64_t request, int64_t place, 
   return d;
 }
 
+// One block a request: as many registers as it needs, or the compiler keeps to 64 and spills.
 template <class T>
-__global__ void __launch_bounds__(THREADS) decide(Verify v) {
+__global__ void __launch_bounds__(THREADS, 1) decide(Verify v) {
   const int64_t request = blockIdx.x, count = v.counts[request], slots = request * (v.most + 1);
   for (int64_t place = threadIdx.x / WARP; place <= count; place += WARPS) {
     const Best<float> peak = best_of<false>(v.peaks + (slots + place) * v.chunks(), v.chunks());

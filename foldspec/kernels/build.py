@@ -26,9 +26,11 @@ COMPILERS = ("c++", "g++", "clang++")
 # No -march: every source holds code for each instruction set and picks at run time. Contraction off and no fast-math:
 # what a source adds up, and in which order, is what runs.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-w")
-# As above: no product and sum become one, so that its numbers are those of the definition.
+# As above: no product and sum become one, so that its numbers are those of the definition. What decides the code is
+# apart, for the ahead-of-time gate, which makes no library of it.
+GPU_CODE_FLAGS = ("-std=c++17", "-O3", "--fmad=false")
 HIDDEN = "-Xcompiler=-fPIC,-fvisibility=hidden"
-GPU_FLAGS = ("-std=c++17", "-O3", "--fmad=false", "-shared", "-cudart=static", HIDDEN, "-w")
+GPU_FLAGS = (*GPU_CODE_FLAGS, "-shared", "-cudart=static", HIDDEN, "-w")
 SECONDS = 300  # a compiler, or another process that holds the lock, gets this long
 
 # What helps where there is no working compiler.

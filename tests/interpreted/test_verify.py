@@ -1,14 +1,8 @@
-"""verify in Triton, interpreted: see ``kernels/test_verify.py``, which starts this with TRITON_INTERPRET=1."""
+"""verify in Triton, interpreted: see ``kernels/test_verify.py``."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("for a process in which kernels are interpreted", allow_module_level=True)
-
 import torch
 import triton
 import triton.language as tl

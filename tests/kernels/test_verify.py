@@ -5,7 +5,6 @@ planted mistakes, each of which must be found."""
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import tiny
 import torch
 from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
+from tritons import interpreted
 from verifying import EACH, SHIM, Shim, differences, some_pass
 
 from foldspec import SamplingParams
@@ -33,6 +33,7 @@ from foldspec.kernels.verify.filters import cuts
 from foldspec.noise import philox
 
 ROOT = Path(__file__).parents[2]
+IN_TRITON = "tests/interpreted/test_verify.py"
 RULES_OF_ALL = list(EACH.values())
 
 
@@ -63,21 +64,12 @@ def test_cuda_decides_as_the_rules_do(order: int, seeds: range) -> None:
 
 
 def test_triton_decides_as_the_rules_do() -> None:
-    interpreted("not slow")
+    interpreted("not slow", IN_TRITON)
 
 
 @pytest.mark.slow
 def test_triton_decides_as_the_rules_do_at_length() -> None:
-    interpreted("slow")
-
-
-def interpreted(marker: str) -> None:
-    """A kernel is interpreted or not from its definition on, so these tests have a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider"]
-    command.append("tests/interpreted/test_verify.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
+    interpreted("slow", IN_TRITON)
 
 
 # ------------------------------------------------------------------------------------------------------------ the noise

@@ -3,34 +3,33 @@ a draft is the definition's own ``judge``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from foldspec.kernels.verify import Blocks, Decided, Facts
+from foldspec.kernels import jit
+from foldspec.kernels.verify import Blocks, Case, Decided, Facts
 from foldspec.kernels.verify.reference import Judged, Totals, judge
 from foldspec.laws import NEGLIGIBLE
 
 __all__ = ["supports", "verify"]
 
 CHUNK = 4096  # ids a program
+WARPS = 8  # each of their threads has 16 ids, in float64
 NOBODY = 0x7FFFFFFF
 
 
 def supports(facts: Facts) -> str | None:
-    if facts.logits not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"reads float32 and half precision, not {str(facts.logits).removeprefix('torch.')}"
-    try:
-        import triton
-    except ImportError:
-        return "triton is not installed"
-    if facts.device != "cuda" and not triton.knobs.runtime.interpret:
-        return f"runs on a GPU, not on {facts.device}"
-    return None
+    return jit.refusal(facts.device, facts.logits)
 
 
 def verify(blocks: Blocks) -> Decided:
-    passes = _Passes(blocks)
+    return _decided(blocks, jit.Launch.__call__)
+
+
+def _decided(blocks: Blocks, run: Callable[[jit.Launch], None]) -> Decided:
+    passes = _Passes(blocks, run)
     totals = passes.totals()
     judged = judge(blocks, totals)
     token = judged.token
@@ -40,20 +39,27 @@ def verify(blocks: Blocks) -> Decided:
 
 
 class _Passes:
-    """The kernels over one batch."""
+    """The kernels over one batch, each of which goes to ``run``."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, run: Callable[[jit.Launch], None]) -> None:
         from foldspec.kernels.verify import triton_kernels
 
-        self.kernels, self.blocks = triton_kernels, blocks
+        self.kernels, self.blocks, self.run = triton_kernels, blocks, run
         self.requests, self.most = blocks.drafts.shape
         self.size = blocks.logits.shape[1]
         self.chunks = -(-self.size // CHUNK)
         assert blocks.logits.stride(1) == 1
 
-    def _launch(self, kernel: Any, rows: int, *arguments: Any, **constants: Any) -> None:
-        # no product and sum become one, so that numbers are those of the definition
-        kernel[self.chunks, rows](*arguments, CHUNK=CHUNK, enable_fp_fusion=False, **constants)
+    def _launch(self, kernel: Any, rows: int, **arguments: Any) -> None:
+        """Over the chunks of so many rows. Arguments that are not named are those of the blocks, under their names."""
+        blocks = self.blocks
+        known: dict[str, Any] = {"step": blocks.logits.stride(0), "size": self.size}
+        known |= {"rows": self.most + 1, "most": self.most}
+        # floor and last where there are none: what no kernel looks at
+        known |= {"CHUNK": CHUNK, "floor": blocks.temperatures, "last": blocks.first}
+        known |= {name: given for name, given in vars(blocks).items() if given is not None} | arguments
+        named = {name: known[name] for name in kernel.arg_names}
+        self.run(jit.Launch(kernel, (self.chunks, rows), named, WARPS, fusion=False))
 
     def _parts(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=self.blocks.logits.device)
@@ -61,9 +67,7 @@ class _Passes:
     def totals(self) -> Totals:
         blocks, slots, rows = self.blocks, self.requests * (self.most + 1), self.most + 1
         tops, ids = self._parts(slots, self.chunks, dtype=torch.float32), self._ids(slots, self.chunks)
-        step = blocks.logits.stride(0)
-        about = (blocks.first, blocks.counts)
-        self._launch(self.kernels.peaks, slots, blocks.logits, *about, tops, ids, step, self.size, rows)
+        self._launch(self.kernels.peaks, slots, peak=tops, best=ids)
         peak, best = (x.view(self.requests, rows) for x in _best(tops.double(), ids))
         self.peak = peak.contiguous()
         if not blocks.counts_mass:
@@ -72,8 +76,7 @@ class _Passes:
         ids = self._ids(slots, self.chunks)
         kind = blocks.case.kind
         self._launch(
-            self.kernels.totals, slots, blocks.logits, *about, blocks.drafts, blocks.positions, blocks.keys,
-            blocks.temperatures, *self._cut(), self.peak, sums, also, values, ids, step, self.size, rows,
+            self.kernels.totals, slots, peak=self.peak, sums=sums, also=also, drawn=values, own=ids,
             CUT=blocks.floor is not None, MATCH=kind == "match", ENTROPY=kind == "typical",
         )  # fmt: skip
         if kind == "match":
@@ -99,13 +102,6 @@ class _Passes:
     def _ids(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, NOBODY, dtype=torch.int64, device=self.blocks.logits.device)
 
-    def _cut(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``floor`` and ``last``, or what no kernel looks at."""
-        blocks = self.blocks
-        if blocks.floor is None or blocks.last is None:
-            return blocks.temperatures, blocks.first
-        return blocks.floor, blocks.last
-
     def _chosen(self, peak: torch.Tensor) -> torch.Tensor:
         """[R, D] processed logit of each draft."""
         blocks = self.blocks
@@ -126,7 +122,7 @@ class _Passes:
             return None, None
         assert blocks.q.is_contiguous()
         tops, sums = (self._parts(len(blocks.q), self.chunks) for _ in range(2))
-        self._launch(self.kernels.q_totals, len(blocks.q), blocks.q, tops, sums, self.size)
+        self._launch(self.kernels.q_totals, len(blocks.q), tops=tops, sums=sums)
         row = blocks.q_rows.clamp(min=0)
         total = (tops + sums.log()).logsumexp(-1)[row]
         drawn = blocks.q[row, blocks.drafts.clamp(0, self.size - 1)].double()
@@ -148,9 +144,8 @@ class _Passes:
         q, q_rows = self._laws()
         q_total = torch.zeros_like(q_rows, dtype=torch.float64) if q_total is None else q_total.contiguous()
         self._launch(
-            self.kernels.mixtures, count, blocks.logits, blocks.first, blocks.counts, blocks.drafts,
-            blocks.temperatures, self.peak, self.total, q, q_rows, q_total, blocks.shares, values, ids,
-            blocks.logits.stride(0), self.size, self.most,
+            self.kernels.mixtures, count, peak=self.peak, total=self.total, q=q, q_rows=q_rows, q_total=q_total,
+            mixed=values, own=ids,
         )  # fmt: skip
         mixed = _best(values, ids)[1].view(self.requests, self.most)
         return torch.where(blocks.shares > 0, mixed, best[:, : self.most])
@@ -169,10 +164,9 @@ class _Passes:
         values, ids = self._parts(self.requests, self.chunks, 2), self._ids(self.requests, self.chunks, 2)
         left = self._parts(self.requests, self.chunks)
         self._launch(
-            self.kernels.draw, self.requests, blocks.logits, blocks.first, blocks.drafts, blocks.keys,
-            blocks.temperatures, *self._cut(), self.peak, judged.accepted, judged.position, judged.residual.long(),
-            (judged.token < 0).long(), judged.times, total, q, q_row, q_total, values, ids, left,
-            blocks.logits.stride(0), self.size, self.most, CUT=blocks.floor is not None,
+            self.kernels.draw, self.requests, peak=self.peak, accepted=judged.accepted, position=judged.position,
+            residual=judged.residual.long(), needed=(judged.token < 0).long(), times=judged.times, total=total, q=q,
+            q_row=q_row, q_total=q_total, values=values, ids_of=ids, left=left, CUT=blocks.floor is not None,
         )  # fmt: skip
         plain, residual = (_best(values[..., i], ids[..., i])[1] for i in range(2))
         return torch.where(judged.residual & (left.sum(-1) > NEGLIGIBLE), residual, plain)
@@ -182,3 +176,66 @@ def _best(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.
     """[n, chunks] -> [n]: the largest value and of its ids the lowest."""
     most = values.amax(-1, keepdim=True)
     return most[:, 0], torch.where(values == most, ids, NOBODY).amin(-1)
+
+
+def configurations(arch: int) -> jit.Configurations:
+    """Of one pass over blocks of 15 drafts, for every way that the kernels are compiled: each under the first of these
+    cases that needs it."""
+    found: dict[Any, tuple[str, jit.Launch]] = {}
+    for name, blocks in _cases().items():
+
+        def keep(launch: jit.Launch, name: str = name) -> None:
+            types = {n: each.dtype if torch.is_tensor(each) else each for n, each in launch.arguments.items()}
+            found.setdefault((launch.kernel, *types.items()), (f"{launch.kernel.__name__} {name}", launch))
+
+        _decided(blocks, keep)
+    return dict(found.values())
+
+
+def _cases() -> dict[str, Blocks]:
+    """Blocks of shapes alone. What is drawn from float64 laws is compiled as what is drawn from none."""
+    exact, match, typical, mixture = Case("exact"), Case("match"), Case("typical"), Case("linear", mixture=True)
+    bf16, fp32, fp64 = torch.bfloat16, torch.float32, torch.float64
+    return {
+        "greedy": _case(exact, bf16, greedy=True),
+        "sampled": _case(exact, bf16, q=fp32),
+        "points": _case(exact, bf16),
+        "float64": _case(exact, bf16, q=fp64),
+        "match": _case(match, bf16),
+        "typical": _case(typical, bf16),
+        "mixture": _case(mixture, bf16, q=fp32, greedy=True),
+        "mixture points": _case(mixture, bf16, greedy=True),
+        "filtered": _case(exact, bf16, q=fp32, cut=True),
+        "filtered points": _case(exact, bf16, cut=True),
+        "filtered match": _case(match, bf16, cut=True),
+        "filtered typical": _case(typical, bf16, cut=True),
+        "fp32 greedy": _case(exact, fp32, greedy=True),
+        "fp32 sampled": _case(exact, fp32, q=fp32),
+        "fp32 filtered": _case(exact, fp32, q=fp32, cut=True),
+    }
+
+
+def _case(
+    case: Case, logits: torch.dtype, q: torch.dtype | None = None, *, cut: bool = False, greedy: bool = False
+) -> Blocks:
+    drafts, size = 15, 128256
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    return Blocks(
+        case,
+        greedy,
+        empty(drafts + 1, size, dtype=logits),
+        first=empty(1),
+        counts=empty(1),
+        drafts=empty(1, drafts),
+        positions=empty(1),
+        keys=empty(1, 2),
+        temperatures=empty(1, dtype=torch.float64),
+        shares=case.by_draft(drafts, "meta"),
+        floor=empty(drafts + 1, dtype=torch.float32) if cut else None,
+        last=empty(drafts + 1) if cut else None,
+        q=None if q is None else empty(drafts, size, dtype=q),
+        q_rows=None if q is None else empty(1, drafts),
+    )
