@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,26 @@ def test_a_ratio_is_marked_where_all_rounds_at_once_say_otherwise() -> None:
 def test_a_figure_is_a_png_and_an_svg(made: Path) -> None:
     assert (made / "figure2.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (made / "figure2.svg").read_text()
+
+
+# A process in which Ctrl-C comes as torch is about to be imported.
+PRESSED = """
+import os, runpy, signal, sys
+
+class Press:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+sys.argv = ["scripts/reproduce", "table4", "--out", "out"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "reproduce: stopped\n")
 
 
 # Refused
