@@ -75,4 +75,5 @@ def read_pairs(
         try:
             values[key] = fields[key](text)
         except ValueError:
-            raise UsageError(f"{text!r} is not a number", where=f"{flag} {key}") from None
+            several = "numbers of a list are joined by /" if "," in text else ""
+            raise UsageError(f"{text[:40]!r} is not a number", where=f"{flag} {key}", do=several) from None

@@ -18,7 +18,7 @@ def write_offline(
     """``count`` requests a length, whose leading drafts are drawn; one more of which the target said too little."""
     draw, labels, rows = np.random.default_rng([seed, *task.encode()]), offline.METHODS.split(","), []
     work.mkdir(parents=True, exist_ok=True)
-    methods = {label: {"pair": "made up", "window": 256, "max_context": 8192} for label in labels}
+    methods = {label: {"pair": "made up", "target": {}, "window": 256, "max_context": 8192} for label in labels}
     head: dict[str, Any] = {"plan": {"methods": methods}, "env": {"device": "none"}, "created": "never"}
     (work / f"offline-{task}.json").write_text(json.dumps(head))
     for length in lengths:
@@ -38,7 +38,7 @@ def write_live(work: Path, task: str, lengths: tuple[int, ...], count: int, *, s
     draw, labels, lines = np.random.default_rng([seed, *task.encode()]), ["ar", *live.METHODS.split(",")], []
     folder = work / f"live-{task}"
     folder.mkdir(parents=True)
-    methods = {label: {"pair": "made up", "window": 256, "max_context": 8192} for label in labels}
+    methods = {label: {"pair": "made up", "target": {}, "window": 256, "max_context": 8192} for label in labels}
     settings = {"methods": labels, "tasks": [task]}
     plan = {"settings": settings, "methods": methods, "weights": {}, "machine": {"device": "none"}, "inputs": {}}
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -5,10 +5,12 @@ position in the block, commits of a round, and each method's paired difference t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from foldspec.bench.methods import AR, AR_AGAIN
+from foldspec.bench.store import replace
 from foldspec.errors import ResourceError, UsageError
 
 __all__ = ["FIGURES", "draw", "save"]
@@ -38,14 +40,16 @@ def draw(result: Result) -> dict[str, Any]:
 
 
 def save(figures: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
-    """Write each as PNG and SVG; the files. Raises :class:`ResourceError`."""
+    """Write each as PNG and SVG, whole or not at all; the files. Raises :class:`ResourceError`."""
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             for form in ("png", "svg"):
                 path = folder / f"{stem}-{name}.{form}"
-                figure.savefig(path, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
+                data = BytesIO()
+                figure.savefig(data, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
+                replace(path, data.getvalue())
                 written.append(path)
     except OSError as error:
         raise ResourceError(f"cannot be written ({error.strerror})", where=str(folder)) from None

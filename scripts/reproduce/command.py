@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         return fail(str(error), ResourceError.exit_code)
     except KeyboardInterrupt:
-        return fail("stopped; the same command goes on from here", INTERRUPTED)
+        return fail("stopped; the same command goes on from what was kept", INTERRUPTED)
     return 0
 
 

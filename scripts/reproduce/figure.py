@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foldspec.bench.store import replace
 from foldspec.errors import ResourceError
 from reproduce.requests import Summary, short
 
@@ -110,9 +112,11 @@ def one_legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """``name.png`` and ``name.svg``, the same bytes for the same figures."""
+    """``name.png`` and ``name.svg``, the same bytes for the same figures; each whole, or as it was before."""
     from matplotlib import rc_context
 
-    with rc_context(RULES):
-        figure.savefig(folder / f"{name}.png", dpi=150)
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    for form, about in (("png", None), ("svg", {"Date": None})):
+        data = BytesIO()
+        with rc_context(RULES):
+            figure.savefig(data, format=form, dpi=150, metadata=about)
+        replace(folder / f"{name}.{form}", data.getvalue())

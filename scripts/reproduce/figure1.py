@@ -15,6 +15,7 @@ from typing import Any
 from foldspec.bench.inputs import parse_lengths
 from foldspec.cli_shared import add_dummy
 from foldspec.engine import Engine
+from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
 from reproduce import figure, report
 from reproduce.clock import PARTS, Clock
@@ -37,7 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> report.Report:
-    engine = load(chosen)
+    engine = load(chosen).using(force_accept=chosen.force_accept)
     clock, cells = Clock(engine.resources.kernels, engine.resources.device), list[dict[str, Any]]()
     for length in parse_lengths(chosen.lengths, engine.max_context - chosen.max_new)[0]:
         for way, changes in WAYS.items():
@@ -69,12 +70,15 @@ def _share(cells: list[dict[str, Any]], way: str, part: str) -> str:
 
 
 def timed(engine: Engine, clock: Clock, length: int, tokens: int) -> dict[str, float]:
-    """Milliseconds a round by part. Two rounds go before, unmeasured."""
+    """Milliseconds a round by part. Two rounds go before, unmeasured. Raises :class:`UsageError` where none is left."""
     prompt = [i % engine.vocabulary for i in range(length)]
     engine.listen(clock)
+    number = 0
     for number, _ in enumerate(engine.stream(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))):
         if number == 2:
             clock.start()
+    if number < 2 or not clock.rounds:
+        raise UsageError(f"{tokens} tokens end within the two rounds that are not measured", where="--max-new")
     return {part: 1000 * seconds / clock.rounds for part, seconds in clock.seconds.items()}
 
 

@@ -60,12 +60,16 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
     are of several settings or machines."""
     taken, wanted = Taken("live"), list(tasks)
     for folder in folders:
-        plan = _json(folder / "plan.json")
-        bench = _result(folder)
-        about = {key: bench.get(key) for key in ("complete", "created", "env")} | {"settings": plan["settings"]}
-        about["command"] = without_paths(bench.get("command", ()))
-        taken.add(folder, {key: plan[key] for key in ("methods", "weights", "machine")}, about)
-        cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*plan["settings"]["methods"], AR_AGAIN])
+        plan, bench = _json(folder / "plan.json"), _result(folder)
+        settings = plan.get("settings")
+        if not isinstance(settings, dict) or not _words(settings.get("methods")):
+            raise UsageError("says not what was measured", where=str(folder / "plan.json"))
+        if not _words(command := bench.get("command", [])):
+            raise UsageError("has no command", where=str(folder / "bench.json"))
+        about = {key: bench.get(key) for key in ("complete", "created", "env")} | {"settings": settings}
+        about["command"] = without_paths(command)
+        taken.add(folder, {key: plan.get(key) for key in ("methods", "weights", "machine")}, about)
+        cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*settings["methods"], AR_AGAIN])
         taken.left_out.update({key: n for key, n in left_out.items() if key[0] in wanted})
         for (task, length), groups in cells.items():
             for group in groups if task in wanted else ():
@@ -80,10 +84,14 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
     return taken
 
 
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError("is not there: this is no folder of a bench", where=str(path)) from None
     except (ValueError, TypeError, RecursionError):
         raise UsageError("is not JSON", where=str(path)) from None

@@ -24,7 +24,7 @@ from foldspec.bench.inputs import Input
 from foldspec.bench.machine import environment
 from foldspec.bench.methods import AR, check_drafts, parse_methods
 from foldspec.bench.offline import leading_drafts, tau_fs
-from foldspec.bench.store import differences, write_json
+from foldspec.bench.store import differences, replace, write_json
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import SamplingParams
@@ -52,7 +52,7 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
                 started = time.perf_counter()
                 head = {"run": run, "task": task, "length": item.length, "id": item.id, "n_in": len(item.ids)}
                 head["input_sha256"] = item.sha256
-                _append(path, head | _request(engine, item, methods, chosen.max_new))
+                append(path, head | _request(engine, item, methods, chosen.max_new))
                 seconds = time.perf_counter() - started
                 print(f"offline {task} {item.length} {item.id}: {seconds:.1f} s", file=sys.stderr, flush=True)
     except Timeout:
@@ -68,15 +68,20 @@ def _request(engine: Engine, item: Input, methods: Mapping[str, Engine], tokens:
     return {"n_out": len(text.token_ids), "finish": text.finish_reason, "leading": kept}
 
 
-def _plan(engine: Engine, methods: Mapping[str, Engine], chosen: argparse.Namespace) -> dict[str, Any]:
-    """What all requests of a file have in common, the drafter's weights included: a folder may be trained into again.
-    ``max_new`` is among it, since it decides where the context ends."""
+def weights_of(engine: Engine) -> dict[str, str]:
+    """Fingerprints of target and drafter."""
     found = engine.resources.found
     weights = {"target": fingerprint(found.target.weights)}
     if found.drafter is not None:
         weights["drafter"] = fingerprint(found.drafter.weights)
+    return weights
+
+
+def _plan(engine: Engine, methods: Mapping[str, Engine], chosen: argparse.Namespace) -> dict[str, Any]:
+    """What all requests of a file have in common, the drafter's weights included: a folder may be trained into again.
+    ``max_new`` is among it, since it decides where the context ends."""
     settings = {label: one.settings() for label, one in methods.items()}
-    plan = {"methods": settings, "weights": weights, "max_new": chosen.max_new, "seed": chosen.seed}
+    plan = {"methods": settings, "weights": weights_of(engine), "max_new": chosen.max_new, "seed": chosen.seed}
     return dict(json.loads(json.dumps(plan)))
 
 
@@ -97,7 +102,7 @@ def word(plan: Any) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _append(path: Path, row: dict[str, Any]) -> None:
+def append(path: Path, row: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
@@ -120,8 +125,6 @@ def rows_of(path: Path, run: str, *, mend: bool = False) -> list[dict[str, Any]]
     if not path.exists():
         return []
     *lines, torn = path.read_bytes().split(b"\n")
-    if torn and mend:
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
     rows = []
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
@@ -133,6 +136,8 @@ def rows_of(path: Path, run: str, *, mend: bool = False) -> list[dict[str, Any]]
         if row["run"] != run:
             raise UsageError("is of other settings or weights", where=where, do="choose another folder")
         rows.append(row)
+    if torn and mend:
+        replace(path, b"".join(line + b"\n" for line in lines))
     return rows
 
 
@@ -156,6 +161,8 @@ def read(work: Path, tasks: Iterable[str]) -> Taken:
         head = head_of(path)
         taken.add(path.with_suffix(".jsonl"), head["plan"], {key: head[key] for key in head if key != "plan"})
         for row in rows_of(path.with_suffix(".jsonl"), word(head["plan"])):
+            if row["task"] != task:
+                raise UsageError(f"holds a request of {row['task']:.20}", where=str(path.with_suffix(".jsonl")))
             leading = {name: counts for name, counts in row["leading"].items() if counts}
             if not leading:
                 taken.left_out[row["task"], row["length"], "short_output"] += 1

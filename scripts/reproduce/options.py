@@ -41,8 +41,9 @@ def add_sources(parser: argparse.ArgumentParser, way: str, ways: tuple[str, ...]
     source = parser.add_argument_group("where figures come from (default: measured now, kept in OUT/work)")
     source.add_argument("--way", choices=ways, default=way, help=f"default: {way}")
     source.add_argument("--live-lengths", metavar="LIST", help="tokens of prompt; default: those of --lengths")
-    source.add_argument("--work", type=Path, metavar="DIR", help="a work folder: what lies there, nothing is measured")
-    source.add_argument("--bench", type=Path, nargs="+", metavar="DIR", help="folders of `foldspec bench --out`")
+    kept = source.add_mutually_exclusive_group()
+    kept.add_argument("--work", type=Path, metavar="DIR", help="a work folder: what lies there, nothing is measured")
+    kept.add_argument("--bench", type=Path, nargs="+", metavar="DIR", help="folders of `foldspec bench --out`")
 
 
 def cells(engine: Engine, chosen: argparse.Namespace, task: str, lengths: str) -> tuple[list[Cell], list[str]]:
@@ -69,11 +70,13 @@ def load(chosen: argparse.Namespace) -> Engine:
     """The engine over the pair. Raises :class:`UsageError` for one without a drafter that reads a context."""
     from foldspec.engine import Engine
 
-    pair = chosen.pair or (None if chosen.target or chosen.drafter else "smollm2-135m")
+    words = {"--drafter": chosen.drafter, "--target": chosen.target}
+    named = next((f"{name} {word}" for name, word in words.items() if word is not None), None)
+    pair = "smollm2-135m" if chosen.pair is None and named is None else chosen.pair
     engine = Engine.load(
         pair, target=chosen.target, drafter=chosen.drafter, window=chosen.window, **engine_options(chosen)
     )
     network = engine.resources.found.network
     if network is None or not network.reads_context:
-        raise UsageError("has no drafter that reads a context", where=f"--pair {pair}")
+        raise UsageError("has no drafter that reads a context", where=named or f"--pair {pair}")
     return engine

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from foldspec.bench.machine import environment
-from foldspec.bench.store import write_json
+from foldspec.bench.store import replace, write_json
 from reproduce import figure
 from reproduce.requests import Taken, short
 
@@ -48,7 +48,7 @@ def write(out: Path, name: str, module: ModuleType, made: Report, command: Seque
     }
     text = f"{made.table}\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
     figure.save(made.drawn, out, name)
-    (out / f"{name}.md").write_text(text, encoding="utf-8")
+    replace(out / f"{name}.md", text.encode(errors="replace"))
     write_json(out / f"{name}.json", {**head, **made.results})
     print(text, end="")
 

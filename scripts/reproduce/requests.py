@@ -29,6 +29,7 @@ class Request:
     tpot: dict[str, float] = field(default_factory=dict)
 
 
+SETTINGS = {"pair", "target", "window", "max_context"}  # of a method, that tables tell
 Figure = Callable[[Request], float]  # of one request
 Summary = dict[str, Any]  # mean, low, high
 
@@ -54,7 +55,11 @@ class Taken:
         return dict(self.origins[0]["plan"])
 
     def add(self, path: Path, plan: dict[str, Any], about: dict[str, Any]) -> None:
-        """A file more. Raises :class:`UsageError` if its plan is not that of the others."""
+        """A file more. Raises :class:`UsageError` if its plan is none, or not that of the others."""
+        methods = plan.get("methods")
+        each = list(methods.values()) if isinstance(methods, dict) else []
+        if not each or not all(isinstance(one, dict) and one.keys() >= SETTINGS for one in each):
+            raise UsageError("says not what was measured", where=str(path), do="choose another folder")
         if self.origins and (differing := list(differences(self.plan, plan))):
             raise UsageError(f"is not of the settings of {self.origins[0]['file']}: {differing[0]}", where=str(path))
         self.origins.append({"way": self.way, "file": path.name, **about} | ({} if self.origins else {"plan": plan}))

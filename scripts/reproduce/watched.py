@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from filelock import FileLock, Timeout
+
 from foldspec.bench.machine import environment
+from foldspec.bench.store import replace
 from foldspec.context import METHODS
 from foldspec.context.base import Read
 from foldspec.context.fold_auto import FoldAuto
 from foldspec.engine import Engine
 from foldspec.errors import MeasurementError, UsageError
 from foldspec.options import SamplingParams
+from reproduce.offline import append, weights_of
 from reproduce.options import cells
 
 if TYPE_CHECKING:
@@ -41,26 +45,32 @@ class Watched(FoldAuto):
 
 
 def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -> None:
-    """Measure what ``work`` does not have yet of a task. Raises :class:`UsageError` for a file of other settings."""
+    """Measure what ``work`` does not have yet of a task. Raises :class:`UsageError` for a file of other settings or
+    weights, and for one that another process measures into."""
     METHODS["watched"] = f"{__name__}:Watched"
     methods = {name: engine.using(context="watched", auto_alphas=alphas) for name, alphas in FIXED.items()}
     methods[AUTO] = engine.using(context="watched")
-    plan = {"methods": {name: one.settings() for name, one in methods.items()}}
-    plan |= {"seed": chosen.seed, "max_new": chosen.max_new}
+    settings = {name: one.settings() for name, one in methods.items()}
+    plan = {"methods": settings, "weights": weights_of(engine), "seed": chosen.seed, "max_new": chosen.max_new}
+    inputs = [one for cell in cells(engine, chosen, task, chosen.lengths)[0] for one in cell.inputs]
     work.mkdir(parents=True, exist_ok=True)
     path = work / f"adaptive-{task}.jsonl"
-    if not path.exists():
-        _append(path, {"plan": plan, "about": {"env": environment(engine)}})
-    head, rows = read(path)
-    if head["plan"] != json.loads(json.dumps(plan)):
-        raise UsageError("began with other settings", where=str(path), do="give the same ones, or another --out")
-    known = {(row["length"], row["id"]) for row in rows}
-    for cell in cells(engine, chosen, task, chosen.lengths)[0]:
-        for one in cell.inputs:
-            if (one.length, one.id) not in known:
-                found = decode(engine, methods, one.ids, chosen.max_new)
-                _append(path, {"task": task, "length": one.length, "id": one.id, "n_in": len(one.ids), **found})
-                print("adaptive", *one.key, file=sys.stderr, flush=True)
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=0):
+            if not path.exists():
+                replace(path, f"{json.dumps({'plan': plan, 'about': {'env': environment(engine)}})}\n".encode())
+            head, rows = read(path)
+            if head["plan"] != json.loads(json.dumps(plan)):
+                what = "began with other settings or weights"
+                raise UsageError(what, where=str(path), do="give the same ones, or another --out")
+            known = {(row["length"], row["id"]) for row in rows}
+            for one in inputs:
+                if (one.length, one.id) not in known:
+                    found = decode(engine, methods, one.ids, chosen.max_new)
+                    append(path, {"task": task, "length": one.length, "id": one.id, "n_in": len(one.ids), **found})
+                    print("adaptive", *one.key, file=sys.stderr, flush=True)
+    except Timeout:
+        raise UsageError("another process measures there", where=str(path)) from None
 
 
 def decode(engine: Engine, methods: Mapping[str, Engine], prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
@@ -87,19 +97,28 @@ def decode(engine: Engine, methods: Mapping[str, Engine], prompt: tuple[int, ...
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The head and the requests of a file, without a torn last line, which is dropped. Raises :class:`UsageError`."""
     *lines, torn = path.read_bytes().split(b"\n")
-    if torn:
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
     try:
         head, *rows = (json.loads(line) for line in lines)
-        if not isinstance(head["plan"], dict) or not all(isinstance(row["methods"], dict) for row in rows):
+        if not isinstance(head["plan"], dict) or not isinstance(head["about"], dict):
             raise ValueError(head)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        for row in rows:
+            _check(row, path.stem)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError("is no file of this comparison", where=str(path), do="choose another --out") from None
+    if torn:
+        replace(path, b"".join(line + b"\n" for line in lines))
     return head, rows
 
 
-def _append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _check(row: Any, stem: str) -> None:
+    """Raises :class:`ValueError` or its like for what could not be summed up with the rest of its file."""
+    methods = row["methods"]
+    right = f"adaptive-{row['task']}" == stem and isinstance(row["id"], str)
+    right = right and type(row["length"]) is type(row["n_in"]) is int
+    right = right and (not methods or set(methods) == {*FIXED, AUTO})
+    right = right and all(type(count) is int and count >= 0 for count in row["arms"].values())
+    for one in methods.values():
+        right = right and type(one["tokens"]) is type(one["rounds"]) is int and min(one["tokens"], one["rounds"]) > 0
+        right = right and isinstance(one["cost"], float | int) and 0 < one["cost"] < math.inf
+    if not right:
+        raise ValueError(row)

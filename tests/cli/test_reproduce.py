@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from cli.command import ROOT, copied, main, pair_words, tell_bytes_apart, with_t
 from reproduce import alphas, command, figure, offline
 from reproduce.requests import Request
 
+from foldspec.bench import store
 from foldspec.errors import UsageError
 
 SMALL = ["--tasks", "docs", "--lengths", "512", "--limit", "2", "--max-new", "8", "--window", "64"]
@@ -201,6 +204,26 @@ def test_a_figure_is_a_png_and_an_svg(made: Path) -> None:
     assert "<svg" in (made / "figure2.svg").read_text()
 
 
+# A process in which Ctrl-C comes as torch is about to be imported.
+PRESSED = """
+import os, runpy, signal, sys
+
+class Press:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+sys.argv = ["scripts/reproduce", "table4", "--out", "out"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "reproduce: stopped\n")
+
+
 # Refused
 
 
@@ -217,6 +240,48 @@ def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**good, "run": "other"}) + "\n")
     with pytest.raises(UsageError, match="line 1: is of other settings"):
         offline.rows_of(path, good["run"])
+
+
+def test_a_folder_that_is_none_of_a_bench_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored.write_live(tmp_path, "docs", (1024,), 2)
+    folder, out = tmp_path / "live-docs", tmp_path / "out"
+    good = json.loads((folder / "plan.json").read_text())
+    bad: list[Any] = [{}, [], 3, {**good, "settings": 3}, {**good, "settings": {"methods": 3}}]
+    bad += [{**good, "settings": {"methods": [["full"]]}}]
+    bad += [{**good, "methods": each} for each in (None, 3, {}, {"full": 3}, {"full": {}})]
+    for value in bad:
+        (folder / "plan.json").write_text(json.dumps(value))
+        assert reproduce("figure5", "--out", out, "--bench", folder) == 2, value
+        refused(capsys.readouterr(), "plan.json" if value == 3 else str(folder))
+    (folder / "plan.json").write_text(json.dumps(good))
+    for words in (3, [3], "abc"):
+        (folder / "bench.json").write_text(json.dumps({"command": words}))
+        assert reproduce("figure5", "--out", out, "--bench", folder) == 2, words
+        refused(capsys.readouterr(), "bench.json")
+
+
+def test_a_request_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored.write_offline(tmp_path, "docs", (1024,), 2)
+    for form in ("json", "jsonl"):
+        (tmp_path / f"offline-docs.{form}").rename(tmp_path / f"offline-kv.{form}")
+    assert reproduce("figure6", "--out", tmp_path, "--work", tmp_path) == 2
+    refused(capsys.readouterr(), "offline-kv.jsonl: holds a request of docs")
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
+    tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reproduce("figure2", "--out", tmp_path, "--work", work) == 0
+    names = [f"figure2.{form}" for form in ("png", "svg", "md", "json")]
+    before = [(tmp_path / name).read_bytes() for name in names]
+    monkeypatch.setattr(store.os, "fsync", full_disk)
+    assert reproduce("figure2", "--out", tmp_path, "--work", work) == 4
+    assert "No space left" in capsys.readouterr().err
+    assert [(tmp_path / name).read_bytes() for name in names] == before
+
+
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_tasks_of_several_settings_make_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,6 +319,11 @@ def test_what_cannot_be_used_ends_in_one_line(tmp_path: Path, work: Path, capsys
         (["table4", *out, *lone, "--drafter", "none"], 2),
         (["table4", *out, *lone, "--drafter", "lookup"], 2),
         (["table4", *out, *lone, "--drafter", tmp_path], 3),
+        (["table4", *out, *lone], 2),
+        (["table4", *out, "--pair", ""], 2),
+        (["table4", *out, "--target", ""], 2),
+        (["figure5", *out, "--work", work, "--bench", work / "live-docs"], 2),
+        (["figure5", *out, "--bench", Path(__file__)], 2),
         (["table4", *out, "--work", tmp_path / "none"], 2),
         (["table4", *out, "--work", tmp_path], 2),
         (["table5", *out, "--bench", work / "live-docs"], 2),  # it has no other alphas

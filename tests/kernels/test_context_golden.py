@@ -175,6 +175,21 @@ def test_cmr_selects_the_golden_chunks() -> None:
         before = n
 
 
+def test_a_short_chunk_is_judged_by_the_mean_of_its_own_entries() -> None:
+    """Whatever the last chunk's length; ties go to the lower index."""
+    method = make_method(MethodOptions(context="cmr", cmr_chunk=4, cmr_topk=2), FULL_LAYER, 4)
+    for n in range(9, 41):
+        weights = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).round(decimals=1)
+        weights[-1] = 0.9
+        pieces = [weights[first : first + 4].tolist() for first in range(0, n, 4)]
+        means = [round(sum(piece) / len(piece), 9) for piece in pieces]
+        wanted = sorted(range(len(means)), key=lambda c: (-means[c], c))[:2]
+        found = method._best(weights)  # type: ignore[attr-defined]
+        assert sorted(means[c] for c in found) == sorted(means[c] for c in wanted), n
+        if n % 4 == 1:
+            assert len(means) - 1 in found  # one entry, of more than any mean
+
+
 def attention(weights: list[list[float]] | None, asked: list[int]) -> Callable[[], torch.Tensor]:
     def attended() -> torch.Tensor:
         asked.append(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import brute
 import pytest
 import tiny
 import torch
+from filelock import FileLock
 from reading import Reading, draw
 from reproduce import adaptive, features, finding1, watched
 from reproduce.clock import PARTS, Clock
@@ -64,6 +66,13 @@ def test_a_breakdown_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [(cell["way"], cell["length"]) for cell in found["cells"]] == [
         ("AR", 64), ("SD", 64), ("AR", 256), ("SD", 256)
     ]  # fmt: skip
+    (tmp_path / "figure1.json").unlink()
+    for tokens in ("2", "3"):  # the two rounds that go before, or less
+        assert main(["figure1", "--out", str(tmp_path), *words, "--max-new", tokens]) == 2
+        assert "end within the two rounds that are not measured" in capsys.readouterr().err
+        assert not (tmp_path / "figure1.json").exists()
+    assert main(["figure1", "--out", str(tmp_path), *words, "--max-new", "30", "--force-accept", "5"]) == 0
+    assert json.loads((tmp_path / "figure1.json").read_text())["origins"][0]["plan"]["settings"]["force_accept"] == "5"
     for cell in found["cells"]:
         assert sum(cell["ms"].values()) == pytest.approx(cell["total_ms"]) and min(cell["ms"].values()) >= 0
         assert cell["ms"]["target attention"] > 0 and (cell["ms"]["drafter attention"] > 0) == (cell["way"] == "SD")
@@ -206,15 +215,44 @@ def test_a_gain_is_one_only_where_the_interval_says_so() -> None:
     assert cell["tau"]["means"]["window"]["mean"] == 2.0 and "+0.400" in words[0]
 
 
-def test_a_file_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+METHOD_NAMES = (*watched.FIXED, watched.AUTO)
+GOOD = row(0, dict.fromkeys(METHOD_NAMES, 25))
+CHOSEN = argparse.Namespace(seed=2, max_new=8, lengths="64", limit=1)
+
+
+def test_a_file_of_other_settings_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "cells", lambda *_: ([], []))
     path = tmp_path / "adaptive-docs.jsonl"
-    lines = [json.dumps({"plan": {"seed": 1}, "about": {}}), json.dumps(row(0, {"window": 3})), '{"task": "do']
+    lines = [json.dumps({"plan": {"seed": 1}, "about": {}}), json.dumps(GOOD), '{"task": "do']
     path.write_text("\n".join(lines))
     head, rows = watched.read(path)
     assert head["plan"] == {"seed": 1} and len(rows) == 1 and path.read_text().endswith("}\n")
     with pytest.raises(UsageError, match="began with other settings"):
-        chosen = argparse.Namespace(seed=2, max_new=8, lengths="64", limit=1)
-        watched.measure(tiny.load_pair("a_llama_zlab"), chosen, tmp_path, "docs")
-    path.write_text("[]\n")
-    with pytest.raises(UsageError, match="is no file of this comparison"):
-        watched.read(path)
+        watched.measure(tiny.load_pair("a_llama_zlab"), CHOSEN, tmp_path, "docs")
+
+
+def test_a_file_is_measured_into_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "cells", lambda *_: ([], []))
+    engine = tiny.load_pair("a_llama_zlab")
+    with FileLock(tmp_path / "adaptive-docs.lock"), pytest.raises(UsageError, match="another process measures there"):
+        watched.measure(engine, CHOSEN, tmp_path, "docs")
+    watched.measure(engine, CHOSEN, tmp_path, "docs")
+    assert set(watched.read(tmp_path / "adaptive-docs.jsonl")[0]["plan"]["weights"]) == {"target", "drafter"}
+
+
+def test_what_is_no_request_of_the_comparison_is_refused(tmp_path: Path) -> None:
+    head, one = json.dumps({"plan": {}, "about": {}}), GOOD["methods"]["fold"]
+    changes: list[dict[str, Any]] = [{"task": "kv"}, {"id": 3}, {"length": "2k"}, {"n_in": 1.5}, {"arms": {"2": -1}}]
+    changes += [{"arms": 3}, {"methods": 3}, {"methods": {"fold": one}}]
+    changes += [
+        {"methods": {**GOOD["methods"], "fold": each}}
+        for each in (3, {}, one | {"tokens": 0}, one | {"rounds": True}, one | {"cost": math.nan}, one | {"cost": "1"})
+    ]
+    bad = [json.dumps({**GOOD, **change}) for change in changes] + ["3", "[]", "{}", "{"]
+    texts = [f"{head}\n{json.dumps(GOOD)}\n{line}\ntorn" for line in bad]
+    path = tmp_path / "adaptive-docs.jsonl"
+    for text in [*texts, "", "torn", "[]\n", '{"plan": {}}\n', '{"plan": 1}\n']:
+        path.write_text(text)
+        with pytest.raises(UsageError, match="is no file of this comparison"):
+            watched.read(path)
+        assert path.read_text() == text  # what is not ours is left alone
