@@ -131,12 +131,16 @@ def test_requests_of_one_side_alone_are_counted(folder: Path, changed: Any) -> N
     assert {row["length"] for row in found["rows"]} == {64}
 
 
+def drop(value: dict[str, Any], method: str) -> None:
+    value["requests"]["rows"] = [row for row in value["requests"]["rows"] if method not in row]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda value: value.pop("requests"), "keeps no requests"),
         (lambda value: value["requests"]["rows"].clear(), "no request in common"),
-        (lambda value: value["requests"]["rows"].pop(), "requests that are not whole"),
+        (lambda value: drop(value, "ar"), "requests that are not whole"),
         (lambda value: value["requests"]["rows"][0].__setitem__(0, [1]), "requests that are not whole"),
         (lambda value: value.update(schema="other"), "is no result of foldspec bench"),
         (lambda value: value.update(summary="none"), "breaks its schema"),
