@@ -70,7 +70,8 @@ def _report(options: argparse.Namespace) -> int:
     text = page(read_result(Path(options.result)))
     try:
         replace(Path(options.out), text.encode())
-    except OSError as error:
-        raise ResourceError(f"cannot be written ({error.strerror})", where=f"--out {options.out}") from None
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ResourceError(f"cannot be written ({why})", where=f"--out {options.out}") from None
     print(options.out, file=sys.stdout)
     return 0

@@ -35,12 +35,18 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def runs(result: Mapping[str, Any], where: str) -> dict[tuple[str, int, str], dict[str, dict[str, Any]]]:
     """(task, length, id) -> method -> the run of that request, of all that count. Raises :class:`UsageError` where the
-    result is of a foldspec that kept none."""
+    result is of a foldspec that kept none, and for what is no run, or not of every method."""
     table = result.get("requests")
     if table is None:
         raise UsageError("keeps no requests: it is of an older foldspec", where=where, do="run `bench --resume` on it")
     found: dict[tuple[str, int, str], dict[str, dict[str, Any]]] = {}
-    for row in table["rows"]:
-        run = dict(zip(table["columns"], row, strict=True))
-        found.setdefault((run["task"], run["length"], run["id"]), {})[run["method"]] = run
+    try:
+        for row in table["rows"]:
+            run = dict(zip(table["columns"], row, strict=True))
+            found.setdefault((run["task"], run["length"], run["id"]), {})[run["method"]] = run
+        whole = all(group.keys() >= result["methods"].keys() for group in found.values())
+    except (AttributeError, KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise UsageError("keeps requests that are not whole", where=where, do="run `bench --resume` on it")
     return found

@@ -131,11 +131,17 @@ def test_requests_of_one_side_alone_are_counted(folder: Path, changed: Any) -> N
     assert {row["length"] for row in found["rows"]} == {64}
 
 
+def drop(value: dict[str, Any], method: str) -> None:
+    value["requests"]["rows"] = [row for row in value["requests"]["rows"] if method not in row]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda value: value.pop("requests"), "keeps no requests"),
         (lambda value: value["requests"]["rows"].clear(), "no request in common"),
+        (lambda value: drop(value, "ar"), "requests that are not whole"),
+        (lambda value: value["requests"]["rows"][0].__setitem__(0, [1]), "requests that are not whole"),
         (lambda value: value.update(schema="other"), "is no result of foldspec bench"),
         (lambda value: value.update(summary="none"), "breaks its schema"),
     ],
@@ -176,7 +182,8 @@ def test_a_place_that_takes_no_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(main("plot", folder, "--out", tmp_path / "file"), 4, "cannot be written")
     refused(main("report", folder, "--out", tmp_path / "file" / "r.html"), 4, "cannot be written")
-    refused(main("report", folder, "--out", tmp_path), 4, "cannot be written")
+    for name in (tmp_path, "", "/", "."):
+        refused(main("report", folder, "--out", name), 4, "cannot be written")
 
 
 def test_without_matplotlib(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
