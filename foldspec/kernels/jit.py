@@ -20,7 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Launch(NamedTuple):
-    """One call of a kernel. ``arguments`` by name, constants included; ``stages`` of its software pipeline.
+    """One call of a kernel. ``arguments`` by name, constants included; ``stages`` of its software pipeline; ``fused``:
+    whether a product and a sum may become one operation.
 
     ``product`` is the number of rows of the products in it, 0 where it has none: from 64 on, Hopper multiplies with its
     warpgroup instructions, and the gate looks for them.
@@ -32,11 +33,12 @@ class Launch(NamedTuple):
     warps: int
     stages: int = 1
     product: int = 0
+    fused: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
         # fusion is said and not left to a default, which is about to change: numbers and registers must not move
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fused}
 
     def __call__(self) -> None:
         if all(self.grid):

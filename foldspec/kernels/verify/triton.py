@@ -3,11 +3,13 @@ a draft is the definition's own ``judge``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from foldspec.kernels.verify import Blocks, Decided, Facts
+from foldspec.kernels import jit
+from foldspec.kernels.verify import Blocks, Case, Decided, Facts
 from foldspec.kernels.verify.reference import Judged, Totals, judge
 from foldspec.laws import NEGLIGIBLE
 
@@ -30,7 +32,11 @@ def supports(facts: Facts) -> str | None:
 
 
 def verify(blocks: Blocks) -> Decided:
-    passes = _Passes(blocks)
+    return _verify(blocks, jit.Launch.__call__)
+
+
+def _verify(blocks: Blocks, run: Callable[[jit.Launch], None]) -> Decided:
+    passes = _Passes(blocks, run)
     totals = passes.totals()
     judged = judge(blocks, totals)
     token = judged.token
@@ -42,18 +48,19 @@ def verify(blocks: Blocks) -> Decided:
 class _Passes:
     """The kernels over one batch."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, run: Callable[[jit.Launch], None]) -> None:
         from foldspec.kernels.verify import triton_kernels
 
-        self.kernels, self.blocks = triton_kernels, blocks
+        self.kernels, self.blocks, self.run = triton_kernels, blocks, run
         self.requests, self.most = blocks.drafts.shape
         self.size = blocks.logits.shape[1]
         self.chunks = -(-self.size // CHUNK)
         assert blocks.logits.stride(1) == 1
 
     def _launch(self, kernel: Any, rows: int, *arguments: Any, **constants: Any) -> None:
+        named = dict(zip(kernel.arg_names, arguments, strict=False)) | {"CHUNK": CHUNK, **constants}
         # no product and sum become one, so that numbers are those of the definition
-        kernel[self.chunks, rows](*arguments, CHUNK=CHUNK, enable_fp_fusion=False, **constants)
+        self.run(jit.Launch(kernel, (self.chunks, rows), named, warps=8, fused=False))
 
     def _parts(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=self.blocks.logits.device)
@@ -182,3 +189,54 @@ def _best(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.
     """[n, chunks] -> [n]: the largest value and of its ids the lowest."""
     most = values.amax(-1, keepdim=True)
     return most[:, 0], torch.where(values == most, ids, NOBODY).amin(-1)
+
+
+def configurations(arch: int) -> jit.Configurations:
+    """By whatever rule: all ids or those that a filter leaves, drafts that are points or were drawn; bf16 logits, and
+    fp32 ones by the rule that most have."""
+    found: jit.Configurations = {}
+    for variant, case, greedy, filtered, drawn in (
+        ("", Case("exact"), False, False, False),
+        ("-filtered", Case("exact"), False, True, False),
+        ("-drawn", Case("exact"), False, False, True),
+        ("-match", Case("match"), False, False, False),
+        ("-entropy", Case("typical"), False, False, False),
+        ("-mixture", Case("linear", (0.5,), mixture=True), True, False, False),
+        ("-fp32", Case("exact"), False, False, False),
+    ):
+        dtype = torch.float32 if variant == "-fp32" else torch.bfloat16
+        launches: list[jit.Launch] = []
+        _verify(_without_memory(case, greedy, filtered, drawn, dtype), launches.append)
+        for launch in launches:
+            same = any(launch.kernel is other.kernel and _types(launch) == _types(other) for other in found.values())
+            if not same:
+                found[f"{launch.kernel.fn.__name__}{variant}"] = launch
+    return found
+
+
+def _types(launch: jit.Launch) -> list[Any]:
+    return [getattr(x, "dtype", x) for x in launch.arguments.values()]
+
+
+def _without_memory(case: Case, greedy: bool, filtered: bool, drawn: bool, logits: torch.dtype) -> Blocks:
+    rows, drafts, size = 10, 9, 128_256
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    return Blocks(
+        case,
+        greedy,
+        empty(rows, size, dtype=logits),
+        first=empty(1),
+        counts=empty(1),
+        drafts=empty(1, drafts),
+        positions=empty(1),
+        keys=empty(1, 2),
+        temperatures=empty(1, dtype=torch.float64),
+        shares=empty(drafts, dtype=torch.float64),
+        floor=empty(rows, dtype=torch.float32) if filtered else None,
+        last=empty(rows) if filtered else None,
+        q=empty(drafts, size, dtype=torch.float32) if drawn else None,
+        q_rows=empty(1, drafts) if drawn else None,
+    )
