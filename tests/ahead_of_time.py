@@ -73,13 +73,18 @@ def measured(configuration: Any, sm: int, kept: Path = KEPT) -> Numbers:
     from triton.backends.compiler import GPUTarget
 
     target, product = GPUTarget("cuda", sm, 32), product_rows(configuration)
-    source, options = (_spelt if hasattr(configuration, "signature") else _bound)(configuration, target)
-    compiled = triton.compile(source, target=target, options=options)
+    asked, options = source(configuration, target)
+    compiled = triton.compile(asked, target=target, options=options)
     numbers: Numbers = _kept(
         kept / f"{compiled.hash}-{bool(product)}.json",
         lambda: {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"], bool(product)),
     )
     return numbers
+
+
+def source(configuration: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """What Triton compiles of a configuration, and with which options."""
+    return (_spelt if hasattr(configuration, "signature") else _bound)(configuration, target)
 
 
 def _bound(launch: Any, target: Any) -> tuple[Any, dict[str, Any]]:

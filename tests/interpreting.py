@@ -13,17 +13,18 @@ import numpy as np
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-VERSION = "3.9."  # whose interpreter multiplies the bits of bf16 numbers as integers, and rounds to bf16 by cutting off
+# whose interpreters multiply the bits of bf16 numbers as integers, and round to bf16 by cutting off
+VERSIONS = ("3.6.", "3.9.")
 
 
 def repair() -> None:
     """From now on the interpreter widens bf16 before a product and rounds to nearest; any other arithmetic on bf16 is
-    an error, as it would be wrong."""
+    an error, as it would be wrong. That of 3.6 counts loops with a newer numpy, too."""
     import triton
     import triton.language as tl
     from triton.runtime import interpreter
 
-    assert triton.__version__.startswith(VERSION), f"look at the interpreter of {triton.__version__} again"
+    assert triton.__version__.startswith(VERSIONS), f"look at the interpreter of {triton.__version__} again"
     handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
     cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
 
@@ -50,6 +51,15 @@ def repair() -> None:
     def binary_op(self: Any, a: Any, b: Any, op: Any) -> Any:
         assert not is_half(a) and not is_half(b), "the interpreter computes with bits of bf16: widen it first"
         return binary(self, a, b, op)
+
+    if triton.__version__.startswith("3.6."):
+        patch = interpreter._patch_lang_tensor
+
+        def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+        interpreter._patch_lang_tensor = patch_lang_tensor
 
     # what lies on a CPU is used where it is, and is not copied onto itself after a launch: it may be addresses alone
     interpreter.GridExecutor._restore_args_dev = lambda self, *arguments: None

@@ -42,7 +42,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, eps: float) -
 def configurations(arch: int) -> jit.Configurations:
     """Of a model's rows, and of the heads of a joined product; weights that multiply before and after the cast."""
     found = {}
-    for width, wide in ((4096, False), (3840, True), (576, False)):
+    for width, wide in ((4096, False), (4096, True), (3840, True), (576, False)):
         dtype = torch.float32 if width == 576 else torch.bfloat16
         x = torch.empty(16, width, dtype=dtype, device="meta")
         weight = torch.empty(width, dtype=torch.float32 if wide else dtype, device="meta")

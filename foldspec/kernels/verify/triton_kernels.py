@@ -60,7 +60,7 @@ def drafted(q, row, ids, inside, draft, total, size):
     return tl.where(row < 0, (ids == draft).to(tl.float64), tl.exp(drawn - total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def peaks(logits, first, counts, peak, best, step, size, rows, CHUNK: tl.constexpr):
     """Max and argmax of each chunk [slots, chunks]; NaN counts as inf, since such a row is not used either."""
     chunk, slot, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
@@ -74,7 +74,7 @@ def peaks(logits, first, counts, peak, best, step, size, rows, CHUNK: tl.constex
         tl.store(best + slot * chunks + chunk, own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def totals(
     logits, first, counts, drafts, positions, keys, temperatures, floor, last, peak, sums, also, drawn, own, step, size,
     rows, CHUNK: tl.constexpr, CUT: tl.constexpr, MATCH: tl.constexpr, ENTROPY: tl.constexpr,
@@ -126,7 +126,7 @@ def q_totals(q, tops, sums, size, CHUNK: tl.constexpr):
     tl.store(sums + row * chunks + chunk, tl.sum(tl.where(s == -float("inf"), 0.0, tl.exp(s - top)), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("most",))
 def mixtures(
     logits, first, counts, drafts, temperatures, peak, total, q, q_rows, q_total, shares, mixed, own, step, size, most,
     CHUNK: tl.constexpr,
@@ -162,7 +162,7 @@ def _tail(
     return plain, plain_id, rest, rest_id, tl.sum(mass, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("most",))
 def draw(
     logits, first, drafts, keys, temperatures, floor, last, peak, accepted, position, residual, needed, times, total, q,
     q_row, q_total, values, ids_of, left, step, size, most, CHUNK: tl.constexpr, CUT: tl.constexpr,
