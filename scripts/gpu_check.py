@@ -7,7 +7,8 @@
 Part 1: correctness, the rate at which memory is copied, and kernels. Part 2: rounds of named pairs with dummy weights.
 Each row has time of its own and is in FILE.json before the next one begins; what is left when the budget is over is
 named there. A kernel whose numbers are not true is not timed, and the exit code is 1, as it is for a row that failed.
-Only what the ahead-of-time gate knows is compiled. Needs this checkout and torch with CUDA; reaches no network.
+Only what the ahead-of-time gate knows is compiled, but for variants of verify that check its numbers. Needs this
+checkout and torch with CUDA; reaches no network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def check(options: argparse.Namespace) -> int:
     import torch
     from gpu import right, rounds, timings
     from gpu.known import gate
-    from gpu.rows import BAD, Record, run
+    from gpu.rows import BAD, BUSY, WALL, Record, run
     from gpu.setting import Setting, machine
 
     if not options.dry and not torch.cuda.is_available():
@@ -57,7 +58,7 @@ def check(options: argparse.Namespace) -> int:
             "machine": machine(setting),
         }
         record = Record(options.out, about, chosen)
-        run(chosen, record, options.budget, lambda line: print(line, flush=True))
+        run(chosen, record, options.budget, lambda line: print(line, flush=True), BUSY if options.dry else WALL)
         record.about["machine_after"] = machine(setting)["nvidia"]
         record.write()
     ends = [line["status"] for line in record.lines.values()]

@@ -13,7 +13,7 @@ from typing import Any
 
 import ahead_of_time
 
-__all__ = ["Unknown", "gate"]
+__all__ = ["Unknown", "gate", "unwatched"]
 
 Shape = tuple[Any, ...]
 
@@ -70,6 +70,19 @@ def gate(sm: int, compiling: bool = True) -> Iterator[dict[str, int]]:
     triton.knobs.runtime.jit_cache_hook = hook
     try:
         yield met
+    finally:
+        triton.knobs.runtime.jit_cache_hook = before
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Within this, anything is compiled: for checks of numbers alone that go through more variants of a kernel, none of
+    them larger, than rounds ask for."""
+    import triton
+
+    before, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, None
+    try:
+        yield
     finally:
         triton.knobs.runtime.jit_cache_hook = before
 

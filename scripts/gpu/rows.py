@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["BAD", "Absent", "Record", "Row", "Wrong", "run"]
+__all__ = ["BAD", "BUSY", "WALL", "Absent", "Record", "Row", "Timer", "Wrong", "run"]
 
 # How a row may end:
 #   done      its numbers are there            absent    something it needs is not on this machine
@@ -29,6 +29,20 @@ BAD = ("wrong", "failed", "late")
 GRACE = 20.0  # seconds beyond the budget after which whatever hangs is ended
 
 Numbers = dict[str, Any]
+
+
+class Timer(NamedTuple):
+    """Which time counts: a clock, the timer that goes by it, and that one's signal."""
+
+    clock: Callable[[], float]
+    which: int
+    signal: signal.Signals
+
+
+WALL = Timer(time.monotonic, signal.ITIMER_REAL, signal.SIGALRM)
+BUSY = Timer(
+    time.process_time, signal.ITIMER_PROF, signal.SIGPROF
+)  # what this process computes: others may be busy too
 
 
 class Absent(Exception):
@@ -81,9 +95,9 @@ class Record:
         self.write()
 
 
-def run(rows: Sequence[Row], record: Record, budget: float, tell: Callable[[str], None]) -> None:
+def run(rows: Sequence[Row], record: Record, budget: float, tell: Callable[[str], None], timer: Timer = WALL) -> None:
     """Run what fits into ``budget`` seconds from now. A row is begun if all of its own time is left."""
-    begin, current = time.monotonic(), [""]
+    begin, current = timer.clock(), [""]
 
     def give_up() -> None:  # a call that never comes back to Python cannot be interrupted in any other way
         line = record.lines.get(current[0])
@@ -94,25 +108,25 @@ def run(rows: Sequence[Row], record: Record, budget: float, tell: Callable[[str]
         tell(f"{current[0]} hangs: the program is ended")
         os._exit(3)
 
-    watch = threading.Timer(budget + GRACE, give_up)
+    watch = threading.Timer((1 if timer is WALL else 10) * budget + GRACE, give_up)
     watch.daemon = True
     watch.start()
     try:
         for row in rows:
             current[0] = row.name
-            left = budget - (time.monotonic() - begin)
+            left = budget - (timer.clock() - begin)
             blocker = next((name for name, line in record.lines.items() if _blocks(name, line, row)), None)
             if blocker is not None:
                 status, numbers = "stopped", {"why": f"{blocker} is {record.lines[blocker]['status']}"}
             elif left < row.seconds:
                 status, numbers = "left", {"why": f"{left:.0f} s left, it may take {row.seconds:.0f}"}
             else:
-                status, numbers = _one(row)
+                status, numbers = _one(row, timer)
             record.end(row, status, numbers)
             tell(_line(row, status, record.lines[row.name]))
     finally:
         watch.cancel()
-    record.about["seconds"] = round(time.monotonic() - begin, 1)
+    record.about["seconds"] = round(timer.clock() - begin, 1)
     record.about["left"] = [name for name, line in record.lines.items() if line["status"] in ("left", "planned")]
     record.write()
 
@@ -121,19 +135,19 @@ def _blocks(name: str, line: Numbers, row: Row) -> bool:
     return line["status"] in BAD and any(name.startswith(needed) for needed in row.needs)
 
 
-def _one(row: Row) -> tuple[str, Numbers]:
-    start, numbers, status = time.monotonic(), Numbers(), "done"
+def _one(row: Row, timer: Timer) -> tuple[str, Numbers]:
+    start, numbers, status = timer.clock(), Numbers(), "done"
 
     def over(number: int, frame: FrameType | None) -> None:
         raise _Late
 
-    before = signal.signal(signal.SIGALRM, over)
+    before = signal.signal(timer.signal, over)
     try:
-        signal.setitimer(signal.ITIMER_REAL, row.seconds)
+        signal.setitimer(timer.which, row.seconds)
         try:
             numbers = row.run()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(timer.which, 0)
     except _Late:
         status, numbers = "late", {"why": f"more than {row.seconds:g} s"}
     except Absent as reason:
@@ -146,8 +160,8 @@ def _one(row: Row) -> tuple[str, Numbers]:
         why = f"{type(error).__name__}: {first[:300]} ({Path(where.filename).name}:{where.lineno})"
         status, numbers = "failed", {"why": why}
     finally:
-        signal.signal(signal.SIGALRM, before)
-    return status, {"seconds": round(time.monotonic() - start, 2), **numbers}
+        signal.signal(timer.signal, before)
+    return status, {"seconds": round(timer.clock() - start, 2), **numbers}
 
 
 def _plain(value: Any) -> Any:

@@ -42,7 +42,7 @@ def planned() -> dict[str, int]:
 
 
 def dry(version: str, path: Path) -> None:
-    done = call(SCRIPT, "--dry", "--out", path, "--budget", 550, version=version)
+    done = call(SCRIPT, "--dry", "--out", path, version=version)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     result = json.loads(path.read_text())
     assert {row["name"]: row["part"] for row in result["rows"]} == planned()
@@ -161,6 +161,23 @@ def test_every_end_of_a_row(tmp_path: Path) -> None:
     assert set(written[0].values()) == {"planned"} and len(written[0]) == len(plan)
     assert written[1]["c/slow"] == "late" and written[1]["last"] == "planned"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_time_that_others_took_does_not_count_where_it_is_told_so(tmp_path: Path) -> None:
+    def wait() -> dict[str, Any]:
+        time.sleep(0.3)
+        return {}
+
+    def work() -> dict[str, Any]:
+        end = time.process_time() + 5
+        while time.process_time() < end:
+            pass
+        return {}
+
+    plan = [Row("waits", 1, 0.1, wait), Row("works", 1, 0.1, work)]
+    record = Record(tmp_path / "check.json", {}, plan)
+    rows.run(plan, record, 10, lambda line: None, rows.BUSY)
+    assert [line["status"] for line in record.lines.values()] == ["done", "late"]
 
 
 HANGS = """
