@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,10 @@ BUDGET = 340.0
 def check(options: argparse.Namespace) -> int:
     if options.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # which a kernel asks for as it is defined
+        missing = [name for name in ("triton", "pytest") if importlib.util.find_spec(name) is None]
+        if missing:
+            print(f"gpu_check: --dry needs {' and '.join(missing)}; README, 'On a GPU', has a command", file=sys.stderr)
+            return 2
     import torch
     from gpu import right, rounds, timings
     from gpu.known import gate

@@ -2,9 +2,10 @@
 
     python scripts/reproduce NAME --out DIR [--pair PAIR] [options]         NAME --help has them all
 
-By default each takes minutes on the embedded pair and a CPU. DIR gets NAME.json, NAME.md, NAME.png and NAME.svg; what
-was measured request by request is kept in DIR/work, where the same command goes on after a stop, and the next NAME
-finds it. ``--work`` and ``--bench`` make a table of what lies somewhere already, and measure nothing.
+By default each takes minutes on the embedded pair and a CPU, all_methods some 100. DIR gets NAME.json, NAME.md,
+NAME.png and NAME.svg; what was measured request by request is kept in DIR/work, where the same command goes on after a
+stop, and the next NAME finds it. ``--work`` and ``--bench`` make a table of what lies somewhere already, and measure
+nothing.
 """
 
 from __future__ import annotations

@@ -28,10 +28,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("requests")
     what.add_argument("--tasks", type=tasks, default=list(MADE), metavar="LIST", help=f"of {', '.join(MADE)}")
     what.add_argument("--lengths", default="512,2k,4k", metavar="LIST", help="tokens of prompt; default: %(default)s")
-    what.add_argument("--limit", type=whole(1, 10_000), default=4, metavar="N", help="a task and length; default: 4")
-    what.add_argument("--max-new", type=whole(2), default=48, metavar="N", help="tokens of output; default: 48")
+    what.add_argument(
+        "--limit", type=whole(1, 10_000), default=4, metavar="N", help="a task and length; default: %(default)s"
+    )
+    what.add_argument(
+        "--max-new", type=whole(2), default=48, metavar="N", help="tokens of output; default: %(default)s"
+    )
     what.add_argument("--window", type=whole(1), metavar="N", help="W of all methods; default: the pair's")
-    what.add_argument("--seed", type=whole(0, 1 << 62), default=0, metavar="N", help="of the sample; default: 0")
+    what.add_argument(
+        "--seed", type=whole(0, 1 << 62), default=0, metavar="N", help="of the sample; default: %(default)s"
+    )
     add_engine(parser)
     parser.set_defaults(threads=1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import stored
-from cli.command import ROOT, copied, main, pair_words, tell_bytes_apart, with_text
+from cli.command import ROOT, copied, heed_ctrl_c, main, pair_words, tell_bytes_apart, with_text
 from reproduce import alphas, command, figure, offline
 from reproduce.requests import Request
 
@@ -220,7 +220,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_ctrl_c_while_modules_are_imported_ends_it() -> None:
-    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120, "preexec_fn": heed_ctrl_c}
+    done = subprocess.run([sys.executable, "-c", PRESSED], **how)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "reproduce: stopped\n")
 
 

@@ -365,7 +365,7 @@ def test_the_one_that_rounds_more_runs_only_when_it_is_asked_for() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, chunked, cpu, eager, flash-attn"):
+    with pytest.raises(UsageError, match=r"unknown kernels 'fast'.*known: auto, chunked, cpu, cuda, eager, flash-attn"):
         Kernels("fast")
 
 

@@ -61,11 +61,12 @@ def test_a_seed_gives_one_text_and_another_seed_another(engine: Engine, rule: st
 
 def test_no_seed_is_a_fresh_one_that_is_reported(engine: Engine) -> None:
     done = [engine.generate(PROMPTS[3], SamplingParams(**LOOSE)) for _ in range(3)]
-    assert len({each.seed for each in done}) == len({each.token_ids for each in done}) == 3
+    # seeds are fresh, so that two texts may be the same by chance; hardly all three
+    assert len({each.seed for each in done}) == 3 and len({each.token_ids for each in done}) > 1
     again = engine.generate(PROMPTS[3], SamplingParams(**LOOSE, seed=done[1].seed))
     assert again.token_ids == done[1].token_ids
     together = engine.generate([PROMPTS[1]] * 3, SamplingParams(**LOOSE))  # in a batch too each has its own
-    assert len({each.seed for each in together}) == len({each.token_ids for each in together}) == 3
+    assert len({each.seed for each in together}) == 3 and len({each.token_ids for each in together}) > 1
     for each in together:
         alone = engine.generate(PROMPTS[1], SamplingParams(**LOOSE, seed=each.seed))
         assert alone.token_ids == each.token_ids
@@ -74,7 +75,7 @@ def test_no_seed_is_a_fresh_one_that_is_reported(engine: Engine) -> None:
 def test_a_lossy_rule_tosses_its_coins_at_temperature_0_too(engine: Engine) -> None:
     lossy, params = engine.using(accept="linear", leniency=0.5), SamplingParams(max_tokens=40, ignore_eos=True)
     together = lossy.generate([PROMPTS[3]] * 3, params)
-    assert len({each.seed for each in together} - {None}) == len({each.token_ids for each in together}) == 3
+    assert len({each.seed for each in together} - {None}) == 3 and len({each.token_ids for each in together}) > 1
     for each in together:
         again = SamplingParams(max_tokens=40, ignore_eos=True, seed=each.seed)
         assert lossy.generate(PROMPTS[3], again).token_ids == each.token_ids

@@ -39,6 +39,8 @@ class TableChain:
 class Unsure(TableDrafter):
     """Drafts that the block drafter's own code draws and ends."""
 
+    _likeliest = DFlash._likeliest
+
     def __init__(self, temperature: float) -> None:
         super().__init__(DraftSampling(temperature, top_k=3, confidence_stop=STOP), chain=True)
         self._sampling, self._target_ids = self.sampling, None
