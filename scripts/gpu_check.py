@@ -54,6 +54,9 @@ def check(options: argparse.Namespace) -> int:
         rows = right.rows(setting) + timings.rows(setting, ceiling) if options.part != "2" else []
         rows += rounds.rows(setting, ceiling, stack) if options.part != "1" else []
         chosen = [row for row in rows if any(row.name.startswith(only) for only in options.only or [""])]
+        if not chosen:
+            print("gpu_check: no row of this part has a name that begins so (--only)", file=sys.stderr)
+            return 2
         about = {
             "program": "gpu_check",
             "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -121,7 +121,7 @@ def show(files: list[Path]) -> int:
     try:
         documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         text = "\n".join(lines(documents))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"gpu_check: {', '.join(map(str, files))}: no result of a check ({type(error).__name__}: {error})")
         return 2
     print(text)

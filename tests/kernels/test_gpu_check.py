@@ -111,6 +111,11 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "gpu_check: there is no GPU here; use --dry\n"
 
 
+def test_no_row_of_that_name_is_an_error(tmp_path: Path) -> None:
+    done = call(SCRIPT, "--dry", "--out", tmp_path / "check.json", "--only", "right/nothing")
+    assert done.returncode == 2 and "no row" in done.stderr and not list(tmp_path.iterdir())
+
+
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
@@ -250,7 +255,7 @@ def test_a_dry_run_meets_nothing() -> None:
 
 def test_a_file_that_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "some.json"
-    for content in ("", "[]", "{}", '{"rows": [{}]}'):
+    for content in ("", "[]", "{}", '{"rows": [{}]}', '{"rows": [], "machine": null}'):
         path.write_text(content)
         assert report.show([path]) == 2
         assert "no result of a check" in capsys.readouterr().out
