@@ -220,6 +220,7 @@ class Resources:
         """Rounds on fixed buffers, of a drafter of these weights that proposes so many tokens."""
         case = rule.case()
         assert case is not None, "see why_not"
+        self.kernels.choose("verify", verify.Facts(self.device.type, self.dtype))  # or is refused, before a first token
         return Graphs(
             self.found.model,
             self.cache,

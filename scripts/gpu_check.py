@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
 BUDGET = 340.0
 
+from _options import real  # noqa: E402  (the path is set above)
+
 
 def check(options: argparse.Namespace) -> int:
     if options.dry:
@@ -85,11 +87,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_check.json")
     parser.add_argument("--part", choices=("1", "2", "all"), default="all")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds in all")
+    parser.add_argument("--budget", type=real(1, 36000), default=BUDGET, help="seconds in all")
     parser.add_argument("--only", nargs="+", metavar="BEGINNING", help="rows whose names begin so")
     parser.add_argument("--dry", action="store_true", help="on the CPU, to see that the program runs")
     parser.add_argument("--small-case", action="store_true", help=argparse.SUPPRESS)  # for compute-sanitizer
-    return check(parser.parse_args(words))
+    options = parser.parse_args(words)
+    if options.out.is_dir():
+        parser.error(f"--out {options.out} is a folder")
+    return check(options)
 
 
 if __name__ == "__main__":
