@@ -20,7 +20,21 @@ METHODS = ("full", "window:window=16")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bench") / "out"
-    small = ("--tasks", "random", "--lengths", "24,64", "--limit", 5, "--max-new", 12, "--threads", 1, "--ignore-eos")
+    small = (
+        "--tasks",
+        "random",
+        "--lengths",
+        "24,64",
+        "--limit",
+        5,
+        "--max-new",
+        12,
+        "--threads",
+        1,
+        "--ignore-eos",
+        "--warmup",
+        0,
+    )
     assert main("bench", *pair_words(), *small, "--methods", ",".join(METHODS), "--out", out, "--quiet").code == 0
     return out
 
