@@ -198,6 +198,9 @@ def test_a_place_that_takes_no_file(folder: Path, tmp_path: Path) -> None:
     refused(main("report", folder, "--out", tmp_path / "file" / "r.html"), 4, "cannot be written")
     for name in (tmp_path, "", "/", "."):
         refused(main("report", folder, "--out", name), 4, "cannot be written")
+    (tmp_path / "inner").mkdir()
+    refused(main("report", folder, "--out", tmp_path / "inner" / ".."), 4, "cannot be written")
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "inner"}  # nothing half done stays
 
 
 def test_without_matplotlib(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
