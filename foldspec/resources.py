@@ -32,6 +32,7 @@ from foldspec.sampling import DraftSampling
 from foldspec.schedule.graphs import Graphs, why_not
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
+from foldspec.schedule.scoring import TextScore, score
 from foldspec.schedule.trace import Mark, Stopwatch, unmarked
 
 __all__ = [
@@ -77,6 +78,19 @@ class Prefix:
         assert self._resources is not None, "a closed prefix holds nothing"
         resources = self._resources
         return resources.cache.tables.length(self.request), resources.prefix_drafter.held(self.request)
+
+    def score(self, tokens: Sequence[int]) -> TextScore:
+        """How likely the target holds ``tokens`` after this prompt (``schedule/scoring.py``); nothing of it is kept.
+        Raises :class:`UsageError` for what does not fit the context, :class:`ResourceError` without a free page."""
+        assert self._resources is not None, "a closed prefix scores nothing"
+        resources, request = self._resources, self._resources.new_id()
+        resources.check_room((*self.token_ids, *tokens[:-1]))
+        with resources.turn:
+            try:
+                resources.cache.fork(self.request, request)
+                return score(request, tokens, self.logits, resources.found.model, resources.cache)
+            finally:
+                resources.cache.close(request)
 
     def close(self) -> None:
         """Free its pages. Requests that run from it go on."""

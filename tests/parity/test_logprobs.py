@@ -137,3 +137,23 @@ def test_half_precision_is_summed_in_float32() -> None:
     wanted = log_softmax(logits.bfloat16().double().numpy(), axis=-1)
     found = logprobs_of(logits.bfloat16(), [1, 2, 3], 0)
     assert [each.logprob for each in found] == pytest.approx([wanted[i, i + 1] for i in range(3)], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama31", "qwen3_5_text"])
+def test_a_given_text(name: str) -> None:
+    """The log-probabilities of a text that somebody else wrote, across pieces and pages, from one forward of prompt and
+    text by transformers; and what was prefilled is left as it was."""
+    folder = tiny.GOLDEN / "tiny" / name
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt, text = tiny.prompt(40, 200, seed=3), tiny.prompt(300, 200, seed=4)
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].double()
+    expected = log_softmax(logits.numpy(), axis=-1)[range(len(text)), text]
+    with Engine.load(target=str(folder), drafter="none", page_size=16) as engine, engine.prefill(prompt) as prefix:
+        for count in (len(text), 1, 2, 127, 128, 129, 256, 257):
+            found = prefix.score(text[:count])
+            assert found.logprobs == pytest.approx(expected[:count], abs=TOLERANCE)
+            assert found.greedy == tuple((logits.argmax(-1)[:count] == torch.tensor(text[:count])).tolist())
+        best = engine.generate(prefix, SamplingParams(max_tokens=20, ignore_eos=True)).token_ids
+        assert prefix.held == (len(prompt), 0)
+        assert all(prefix.score(best).greedy) and prefix.score([]).logprobs == ()
