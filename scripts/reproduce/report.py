@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foldspec.bench.files import replace, write_json
 from foldspec.bench.machine import environment
-from foldspec.bench.store import replace, write_json
 from reproduce import figure
 from reproduce.requests import Taken, short
 
