@@ -298,7 +298,7 @@ def test_without_matplotlib_nothing_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert reproduce("table4", "--out", tmp_path / "out") == 4
+    assert reproduce("table4", "--out", tmp_path / "out") == 2
     refused(capsys.readouterr(), "matplotlib", "pip install 'foldspec[bench]'")
     assert not (tmp_path / "out").exists()
 
