@@ -18,7 +18,7 @@ __all__ = ["FIGURES", "draw", "save"]
 
 MANY = len(COLOURS)  # methods that colours alone tell apart
 SHORT = 30  # letters of a name beside a panel
-LETTER, LINE = 0.062, 0.19  # inches, in a legend
+LETTER, LINE = 0.055, 0.19  # inches, in a legend
 Result = Mapping[str, Any]
 
 
@@ -196,7 +196,7 @@ def _legend(figure: Any, panel: Any) -> None:
     if len(labels) <= 2 * MANY and widest <= SHORT:
         figure.legend(handles, labels, loc="outside right upper", **look)
         return
-    columns = max(1, int(figure.get_figwidth() / (0.6 + LETTER * widest)))
+    columns = max(1, int(figure.get_figwidth() / (0.5 + LETTER * widest)))
     figure.set_figheight(figure.get_figheight() + LINE * -(-len(labels) // columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
 
