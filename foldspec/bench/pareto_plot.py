@@ -101,6 +101,8 @@ def frontier(figure: Any, result: Result, quality: str) -> bool:
 
 
 def _panel(panel: Any, points: Sequence[Point], row: Mapping[str, Any], styles: Styles) -> None:
+    from matplotlib.patheffects import withStroke
+
     colours, marks = styles
     speed, quality = row["speed"], row["quality"]
     places, effort = {}, {}
@@ -120,7 +122,9 @@ def _panel(panel: Any, points: Sequence[Point], row: Mapping[str, Any], styles: 
         panel.plot(*at, linestyle="none", zorder=4 if member else 3, **style)
         if member and point["leniency"] is not None:
             aside, x = ("right", -5) if speed == "latency_s" else ("left", 5)  # where a point would dominate this one
-            panel.annotate(f"{point['leniency']:g}", at, (x, 4), textcoords="offset points", fontsize=7, ha=aside)
+            share, halo = f"{point['leniency']:g}", [withStroke(linewidth=2, foreground="white")]
+            text = {"textcoords": "offset points", "fontsize": 7, "ha": aside, "zorder": 6, "path_effects": halo}
+            panel.annotate(share, at, (x, 4), **text)
     if row["frontier"]:
         _join(panel, [(places[label], effort[label]) for label in row["frontier"]])
         inner = zip(*(places[label] for label in row["frontier"]), strict=True)
