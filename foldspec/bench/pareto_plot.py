@@ -15,8 +15,9 @@ from typing import Any
 
 from foldspec.bench.drawing import COLOURS, GREY, MARKS
 from foldspec.bench.frontier import QUALITIES
+from foldspec.bench.pareto_report import in_words, short_names
 
-__all__ = ["AXES", "FIGURES", "excluded"]
+__all__ = ["FIGURES"]
 
 AXES = {
     "score": "score",
@@ -45,7 +46,7 @@ BELOW: Style = {"loc": "outside lower center", "ncols": 5, "frameon": False, "fo
 BELOW["title_fontsize"] = "small"
 
 
-def excluded(row: Mapping[str, Any]) -> list[str]:
+def _excluded(row: Mapping[str, Any]) -> list[str]:
     """Which of the second paper's two criteria exclude this task and length, in words."""
     low, high = row["difference"]["ci"]
     words = []
@@ -78,16 +79,16 @@ def frontier(figure: Any, result: Result, quality: str) -> bool:
         return False
     points = [p for p in sweep["points"] if p[quality] is not None]
     cells = [cell for cell in _cells(points) if any((r["task"], r["length"]) == cell for r in rows)]
-    styles = _styles(sweep["points"])
+    styles, names = _styles(sweep["points"]), short_names(sweep)
     figure.set_size_inches(2 * PANEL[0], PANEL[1] * len(cells) + 0.8)
     panels = figure.subplots(len(cells), 2, sharey="row", squeeze=False)
     for line, cell in zip(panels, cells, strict=True):
         here = [p for p in points if (p["task"], p["length"]) == cell]
-        out = [w for e in sweep["exclusions"] if (e["task"], e["length"]) == cell for w in excluded(e)]
+        out = [w for e in sweep["exclusions"] if (e["task"], e["length"]) == cell for w in _excluded(e)]
         for panel, speed in zip(line, ("latency_s", "tokens_s"), strict=True):
             (row,) = (r for r in rows if (r["task"], r["length"], r["speed"]) == (*cell, speed))
             _panel(panel, here, row, styles)
-            said = [f"no frontier: {row['why_not']}"] if row["why_not"] else []
+            said = [f"no frontier: {in_words(row['why_not'], names)}"] if row["why_not"] else []
             if panel is line[0]:
                 said += [f"EXCLUDED: {words}" for words in out]
             head = f"{cell[0]} {cell[1]:,}, {here[0]['n']} requests"
