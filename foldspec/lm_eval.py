@@ -209,6 +209,7 @@ class FoldspecLM(TemplateLM):
         """The ids of a request, which are read but for the last."""
         if not continuation:
             raise UsageError(f"{texts[1]!r} adds no token to its context", where="a continuation")
+        context = context or [self.prefix_token_id]  # it was spaces alone, which moved over
         return self._cut_to(context, self.max_length + 1 - len(continuation)), continuation
 
     def _cut_to(self, context: list[int], most: int) -> list[int]:
