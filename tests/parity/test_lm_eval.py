@@ -20,7 +20,7 @@ from vocabularies import byte_level
 
 from foldspec import Engine
 from foldspec.errors import FoldspecError, UsageError
-from foldspec.lm_eval import FoldspecLM
+from foldspec.lm_eval import FoldspecLM, log
 
 CONTEXT = 96  # tokens that either model holds
 TEXT = "Don't you know it's  2 spaces\n\nand lines, hello world. "
@@ -252,6 +252,17 @@ def test_answers_reach_the_cache_as_they_come(ours: FoldspecLM) -> None:
         ("loglikelihood", ("hello", " you"), score),
         ("loglikelihood_rolling", ("hello",), rolling),
     ]
+
+
+def test_what_a_reader_should_know_is_said(ours: FoldspecLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(log, "warning", lambda line, *values: said.append(line % values))
+    FoldspecLM(ours._engine)
+    assert said == []
+    lossy = FoldspecLM(ours._engine.using(accept="linear", leniency=0.5), truncate=True)
+    assert said == [f"output follows another law than the target's: {lossy._engine.law}"]
+    lossy.loglikelihood(requests("loglikelihood", [("a" * 2000, "b"), ("a", "b")]), disable_tqdm=True)
+    assert said[1:] == ["1 contexts so far were cut from the left to fit 1024 tokens"]
 
 
 def test_a_special_token_ends_a_text_by_its_id(ours: FoldspecLM) -> None:
