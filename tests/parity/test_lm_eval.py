@@ -200,7 +200,7 @@ def test_whole_tasks_give_the_same_results(both: tuple[FoldspecLM, HFLM], tmp_pa
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = pair(tmp_path_factory.mktemp("own"), True)
-    (found / "target" / "chat_template.jinja").write_text(TEMPLATE.replace("<bos>", "<s>"))
+    (found / "target" / "chat_template.jinja").write_text(TEMPLATE.replace("<bos>", "<s>") + " end")
     return found
 
 
@@ -262,7 +262,11 @@ def test_what_a_reader_should_know_is_said(ours: FoldspecLM, monkeypatch: pytest
     lossy = FoldspecLM(ours._engine.using(accept="linear", leniency=0.5), truncate=True)
     assert said == [f"output follows another law than the target's: {lossy._engine.law}"]
     lossy.loglikelihood(requests("loglikelihood", [("a" * 2000, "b"), ("a", "b")]), disable_tqdm=True)
-    assert said[1:] == ["1 contexts so far were cut from the left to fit 1024 tokens"]
+    lossy.generate_until(requests("generate_until", [("a" * 2000, {"max_gen_toks": 1})]), disable_tqdm=True)
+    assert said[1:] == [f"{n} contexts so far were cut from the left to fit 1024 tokens" for n in (1, 2)]
+    monkeypatch.setattr(Engine, "notices", ("mind the gap",))
+    FoldspecLM(ours._engine)
+    assert said[3:] == ["mind the gap"]
 
 
 def test_a_special_token_ends_a_text_by_its_id(ours: FoldspecLM) -> None:
@@ -272,10 +276,11 @@ def test_a_special_token_ends_a_text_by_its_id(ours: FoldspecLM) -> None:
 
 def test_chats(ours: FoldspecLM) -> None:
     chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "The answer is "}]
-    assert ours.apply_chat_template(chat[:1]) == "<s> user hello"
+    assert ours.apply_chat_template(chat[:1]) == "<s> user hello end"
     assert ours.apply_chat_template(chat, add_generation_prompt=False) == "<s> user hello assistant The answer is "
     assert ours.tok_encode(ours.apply_chat_template(chat)).count(0) == 1  # BOS, which the template wrote
     assert ours.chat_template(True) == ours._engine.template.source and ours.chat_template(False) is None
+    assert ours.tok_encode("hello") == [0, *ours.tok_encode("hello", add_special_tokens=False)]
     with pytest.raises(UsageError, match="only the template named default"):
         ours.chat_template("rag")
 
@@ -304,11 +309,15 @@ def test_what_cannot_be_is_refused(ours: FoldspecLM, act: Callable[[FoldspecLM],
         act(ours)
 
 
-def test_no_drafter_is_none(folder: Path) -> None:
-    """lm-eval reads drafter=none as no value."""
-    words = f"target={folder / 'target'},drafter=none,max_context=128"
-    with FoldspecLM.create_from_arg_string(words)._engine as engine:
-        assert engine.drafts == 0
+def test_no_drafter_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval reads drafter=none as no value, which would be the pair's own."""
+
+    def load(**options: object) -> None:
+        raise UsageError(repr(options))
+
+    monkeypatch.setattr(Engine, "load", load)
+    with pytest.raises(UsageError, match="'drafter': 'none'"):
+        FoldspecLM.create_from_arg_string("pair=smollm2-135m,drafter=none")
 
 
 def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
