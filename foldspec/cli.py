@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__, cli_bench, cli_models, cli_prompts, cli_results
+from foldspec import __version__, cli_bench, cli_lm_eval, cli_models, cli_prompts, cli_results
 from foldspec.cli_shared import (
     INTERRUPTED,
     add_dummy,
@@ -182,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_bench.add(commands.add_parser("bench", help="measure methods against plain decoding", allow_abbrev=False))
     cli_models.add_commands(commands)
     cli_results.add_commands(commands)
+    cli_lm_eval.add_command(commands)
     return parser
 
 
