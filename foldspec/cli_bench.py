@@ -20,7 +20,7 @@ from foldspec.cli_shared import (
     engine_options,
     notices,
 )
-from foldspec.errors import UsageError
+from foldspec.errors import MeasurementError, UsageError
 
 if TYPE_CHECKING:
     from foldspec.bench.settings import BenchSettings
@@ -76,6 +76,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="also fit the throughput model to each method, in runs apart, and print it beside what was measured",
     )
+    how.add_argument(
+        "--include-draft-prefill",
+        action="store_true",
+        default=None,
+        help="count the drafter's part of prefill in TPOT and speedup, which then say so",
+    )
     how.add_argument("--score", action="store_true", default=None, help="also what libraries say of outputs ([eval])")
     how.add_argument(
         "--allow-code-execution",
@@ -110,6 +116,7 @@ def _bench(options: argparse.Namespace) -> int:
         raise UsageError("needs --out", where="--resume")
     with ctrl_c_waits():
         from foldspec.bench.inputs import make_cells, parse_lengths
+        from foldspec.bench.parity import red
         from foldspec.bench.report import render
         from foldspec.bench.session import Session, dry_run, dry_run_lines
         from foldspec.bench.sources import OUTPUT, make_sources
@@ -162,6 +169,8 @@ def _bench(options: argparse.Namespace) -> int:
                 done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
                 say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
             print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
+            if not code and red(result):
+                code = MeasurementError.exit_code
     finally:
         session.close()
     return code

@@ -9,7 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from foldspec.bench import parity
 from foldspec.bench.methods import AR, AR_AGAIN
+from foldspec.bench.report import with_draft_prefill
 from foldspec.bench.store import replace
 from foldspec.errors import ResourceError, UsageError
 
@@ -67,7 +69,7 @@ def _methods(result: Result) -> dict[str, dict[str, str]]:
 
 def _by_length(figure: Any, result: Result, value: str, title: str, line: float) -> bool:
     """A panel a task, a line a method with its band. Nothing where all is of one length."""
-    rows = result["summary"]
+    rows = parity.shown(result["summary"]) if value == "speedup" else result["summary"]
     if len({row["length"] for row in rows}) < 2:
         return False
     tasks = list(dict.fromkeys(row["task"] for row in rows))
@@ -92,7 +94,7 @@ def _by_length(figure: Any, result: Result, value: str, title: str, line: float)
 
 
 def speedup(figure: Any, result: Result) -> bool:
-    return _by_length(figure, result, "speedup", "speedup over plain decoding [95%]", 1.0)
+    return _by_length(figure, result, "speedup", f"speedup over plain decoding{_counted(result)} [95%]", 1.0)
 
 
 def tau(figure: Any, result: Result) -> bool:
@@ -144,7 +146,7 @@ def commits(figure: Any, result: Result) -> bool:
 
 def forest(figure: Any, result: Result) -> bool:
     """Each method's paired speedup with its interval, a row for every task and length."""
-    rows = result["against"] or [r for r in result["summary"] if r["method"] not in (AR, AR_AGAIN)]
+    rows = parity.shown(result["against"] or [r for r in result["summary"] if r["method"] not in (AR, AR_AGAIN)])
     if not rows:
         return False
     styles = _methods(result)
@@ -168,9 +170,13 @@ def forest(figure: Any, result: Result) -> bool:
     panel.invert_yaxis()
     panel.axvline(1, color="#888888", linewidth=0.8, linestyle="--")
     over = result["against"][0]["against"] if result["against"] else "plain decoding"
-    panel.set_xlabel(f"speedup over {over}, paired by request [95%]")
+    panel.set_xlabel(f"speedup over {over}{_counted(result)}, paired by request [95%]")
     _legend(figure, panel)
     return True
+
+
+def _counted(result: Result) -> str:
+    return " incl. draft prefill" if with_draft_prefill(result) else ""
 
 
 def _legend(figure: Any, panel: Any) -> None:
