@@ -169,8 +169,9 @@ def _bench(options: argparse.Namespace) -> int:
                 done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
                 say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
             print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
-            if not code and red(result):
-                code = MeasurementError.exit_code
+            if red(result):
+                say([f"no speedup is shown of {', '.join(red(result))}: outputs are not plain decoding's"])
+                code = code or MeasurementError.exit_code
     finally:
         session.close()
     return code

@@ -77,9 +77,11 @@ def _by_length(figure: Any, result: Result, value: str, title: str, line: float)
     for panel, task in zip(panels, tasks, strict=True):
         for label, style in _methods(result).items():
             mine = sorted((r for r in rows if (r["task"], r["method"]) == (task, label)), key=lambda r: r["length"])
+            if not mine:
+                continue
             at = [row["length"] for row in mine]
             panel.plot(at, [row[f"{value}_mean"] for row in mine], label=label, markersize=4, **style)
-            low, high = zip(*(row[f"{value}_ci"] for row in mine), strict=True) if mine else ((), ())
+            low, high = zip(*(row[f"{value}_ci"] for row in mine), strict=True)
             panel.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
         panel.axhline(line, color="#888888", linewidth=0.8, linestyle="--")
         panel.set_xscale("log", base=2)

@@ -107,8 +107,8 @@ LEGEND = (
     "speedup: mean of TPOT_ar / TPOT_method, paired by request [95% interval]: + a gain, - a loss, ~ the interval "
     f"contains 1, ? fewer than {FEW} requests decide nothing",
     "break-even tau: what a round costs in steps of AR, which is the tau at which a method breaks even",
-    "out: requests left out for all methods; flags: of those that stayed, where the device's clock fell by more than 10% "
-    "or something slowed it down; diff: outputs that differ from AR's",
+    "out: requests left out for all methods; flags: of those that stayed, where the device's clock fell by over 10% or "
+    "something slowed it down; diff: outputs that differ from AR's",
     "GB/s: weights, keys and values that a round reads (share of what this machine can read)",
 )
 

@@ -60,7 +60,7 @@ def with_draft_prefill(lines: Sequence[Line]) -> list[Line]:
     """The lines with the drafter's part of prefill in their TPOT, and so in every speedup. Rounds stay as they were."""
     return [
         line
-        if line.get("tpot_ms") is None
+        if line.get("tpot_ms") is None or not line["draft_prefill_ms"]
         else {**line, "tpot_ms": metrics.tpot(-line["draft_prefill_ms"], line["decode_ms"], line["n_out"])}
         for line in lines
     ]
