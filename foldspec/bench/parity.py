@@ -20,7 +20,7 @@ __all__ = ["NEAR_TIE", "RED", "difference", "logits_of", "notes", "probe", "red"
 
 NEAR_TIE = 1e-4
 ONE_IN = 500  # tokens
-PROMPT, TOKENS = 64, 16  # of the probe
+PROMPT, TOKENS = 48, 12  # of the probe
 LISTED = 5  # differences that are told of a method; bench.json has all
 GREEN, RED, NOT_JUDGED = "green", "red", "not judged"
 # what is a speedup in a row, or says by how much

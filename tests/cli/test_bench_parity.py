@@ -48,7 +48,7 @@ def one_wrong_token(patch: pytest.MonkeyPatch, position: int) -> None:
 
 @pytest.fixture(scope="module", params=[30, 70])
 def red(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any, Path]:
-    """A bench of 24 and 64 tokens; the probe, of 24 and 16 more, sees the first of the wrong tokens alone."""
+    """A bench of 24 and 64 tokens; the probe, of 24 and 12 more, sees the first of the wrong tokens alone."""
     out = tmp_path_factory.mktemp("red") / "out"
     with pytest.MonkeyPatch.context() as patch:
         one_wrong_token(patch, request.param)
