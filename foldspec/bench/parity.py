@@ -2,13 +2,13 @@
 
 Judged are methods whose rule is lossless, greedy, in float32: before anything is measured each decodes a few tokens of
 a short prompt (:func:`probe`), and later everything that was measured counts. A difference is excused only at a near
-tie, where plain decoding's own two best logits are less than 1e-4 apart, and at most once in 500 tokens. In half
-precision the shape of a pass decides how it rounds: differences are listed there, and not judged.
+tie, where plain decoding's own two best logits are less than 1e-4 apart, and at most once in 500 tokens (once in all
+where there are fewer). In half precision the shape of a pass decides how it rounds: differences are listed there, and
+not judged.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -132,7 +132,7 @@ def _state(
     for line in differing:
         if not _excused(line):
             return RED, f"{line['task']} {line['length']} {line['id']} differs from AR at {_at(line)}"
-    if len(differing) > max(1, math.ceil(compared / ONE_IN)):
+    if len(differing) > max(1, compared // ONE_IN):
         return RED, f"{len(differing)} near ties in {compared} tokens, 1 in {ONE_IN} is excused"
     if probed is None or "error" in probed:
         why = "nothing was probed" if probed is None else f"the probe failed: {probed['error']}"

@@ -104,6 +104,7 @@ def test_a_steady_clock_flags_nothing_and_stands_on_every_line(monkeypatch: pyte
         ([1980] * 4 + [1700] * 8, 0, 1),  # between two runs of the first request
         ([1980] * 6 + [1700] * 6, 0, 0),  # between two requests: each is equally slow for all methods
         ([1700] * 5 + [1980] * 7, 0, 0),  # it rose
+        ([1980, 1980, 1900, 1900, 1820, 1740] + [1740] * 6, 0, 1),  # little by little
         ([1980] * 12, 0x20, 2),
         ([1980] * 12, 0x04, 2),
     ],
@@ -113,6 +114,12 @@ def test_a_fall_or_a_reason_flags_the_request_and_drops_nothing(
 ) -> None:
     _, row = measured(of_gpu(monkeypatch, Nvml(iter(mhz), bits)), order="fixed")
     assert row["flagged"] == flags and row["n"] == 2 and row["speedup_mean"] == 2.0
+
+
+def test_what_slows_down_within_a_run_is_seen_after_it() -> None:
+    hot = Reading(1980.0, 88.0, ("heat, by hardware",))
+    assert as_fields("sm_mhz", Reading(1980.0, 60.0), hot)["throttle"] == ["heat, by hardware"]
+    assert as_fields("sm_mhz", hot, Reading(1980.0, 60.0))["celsius"] == [88.0, 60.0]
 
 
 def test_a_reading_lies_outside_of_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

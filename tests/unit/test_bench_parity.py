@@ -109,6 +109,7 @@ def test_a_method_that_does_not_run_is_said_and_red_is_not_said_of_it() -> None:
         ([line(33, None)], GREEN_PROBE, {}, "red", "AR had ended"),
         ([line(5, 9e-5, id="0"), line(5, 9e-5, id="1")], GREEN_PROBE, {}, "red", "2 near ties in 12 tokens"),
         ([line(5, 9e-5), line(5, 9e-5), *[line()] * 30], GREEN_PROBE, {}, "green", ""),  # 2 in 1,002 tokens
+        ([line(4, 9e-5), line(3, 9e-5), *[line()] * 30], GREEN_PROBE, {}, "red", "2 near ties in 999 tokens, 1 in 500"),
         ([line(5, 0.25, finish="failed")], GREEN_PROBE, {}, "green", ""),
         ([line(5, 0.25, method="full")], GREEN_PROBE, {}, "green", ""),
         ([line()], {"sim": {"n_out": 16, "first_diff": 5, "gap": 0.25}}, {}, "red", "the probe differs from AR"),
