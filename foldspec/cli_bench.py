@@ -21,7 +21,7 @@ from foldspec.cli_shared import (
     engine_options,
     notices,
 )
-from foldspec.errors import UsageError
+from foldspec.errors import MeasurementError, UsageError
 
 if TYPE_CHECKING:
     from foldspec.bench.settings import BenchSettings
@@ -61,6 +61,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="also fit the throughput model to each method, in runs apart, and print it beside what was measured",
+    )
+    how.add_argument(
+        "--include-draft-prefill",
+        action="store_true",
+        default=None,
+        help="count the drafter's part of prefill in TPOT and speedup, which then say so",
     )
     how.add_argument("--against", metavar="METHOD", help="also each method's speedup over this one")
     add_output(parser)
@@ -140,6 +146,7 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
         raise UsageError("needs --out", where="--resume")
     with ctrl_c_waits():
         from foldspec.bench.inputs import make_cells, parse_lengths
+        from foldspec.bench.parity import red
         from foldspec.bench.report import render
         from foldspec.bench.session import Session, dry_run, dry_run_lines
         from foldspec.bench.sources import OUTPUT, make_sources
@@ -192,6 +199,9 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
                 done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
                 say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
             print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
+            if red(result):
+                say([f"no speedup is shown of {', '.join(red(result))}: outputs are not plain decoding's"])
+                code = code or MeasurementError.exit_code
     finally:
         session.close()
     return code

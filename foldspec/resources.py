@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ from foldspec.schedule.graphs import Graphs, why_not
 from foldspec.schedule.prefill import fill, prefill
 from foldspec.schedule.scheduler import Turn
 from foldspec.schedule.scoring import TextScore, score
-from foldspec.schedule.trace import Mark, Stopwatch, unmarked
+from foldspec.schedule.trace import Mark, Stopwatch, unmarked, waiting
 
 __all__ = [
     "Prefix",
@@ -57,7 +56,7 @@ class Prefix:
     """A prompt that has been prefilled. Requests that start from it share its pages, read-only.
 
     ``logits`` [1, vocabulary] of its last token; ``seconds`` that the prefill took, ``draft_seconds`` of them for the
-    drafter's part (where the device works while Python goes on, a GPU, that is only what Python waited).
+    drafter's part.
     """
 
     token_ids: tuple[int, ...]
@@ -315,7 +314,8 @@ class Resources:
         """Prefill a prompt and keep it."""
         self.check_room(prompt)
         with self.turn:
-            start, watch = time.perf_counter(), Stopwatch()
+            clock = waiting(self.device)
+            start, watch = clock(), Stopwatch(clock)
             request, drafter = self.new_id(), self.prefix_drafter
             try:
                 self.cache.open(request)
@@ -324,7 +324,7 @@ class Resources:
             except BaseException:
                 self.close(request, drafter)
                 raise
-            return Prefix(prompt, logits, time.perf_counter() - start, watch.seconds["draft"], request, self)
+            return Prefix(prompt, logits, clock() - start, watch.seconds["draft"], request, self)
 
 
 def no_graphs(

@@ -10,10 +10,8 @@ laws at every judged draft, which takes time of its own. A method of another rul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
-
-import torch
 
 from foldspec.acceptance.recorded import Judged
 from foldspec.bench.modelled import Plan
@@ -22,7 +20,7 @@ from foldspec.engine import Engine, Prefix
 from foldspec.errors import ResourceError, UsageError
 from foldspec.options import RULE_FIELDS, MethodOptions, SamplingParams
 from foldspec.records import Round
-from foldspec.schedule.trace import Stopwatch, unmarked
+from foldspec.schedule.trace import Stopwatch, unmarked, waiting
 
 __all__ = ["STEPS", "Calibrator"]
 
@@ -137,14 +135,8 @@ def _whole(engine: Engine, each: Round, prefix: Prefix, limit: int) -> bool:
 
 def _timed(engine: Engine, prefix: Prefix, params: SamplingParams, limit: int) -> list[list[float]]:
     """Of each whole round the milliseconds of drafting, of the target's pass, and of all else."""
-    wait = _waiter(engine)
-    watch = Stopwatch()
-
-    def mark(part: str) -> None:
-        wait()
-        watch(part)
-
-    engine.listen(mark)
+    watch = Stopwatch(waiting(engine.resources.device))
+    engine.listen(watch)
     times = []
     try:
         generation = engine.stream(prefix, params)
@@ -152,7 +144,7 @@ def _timed(engine: Engine, prefix: Prefix, params: SamplingParams, limit: int) -
             next(generation)
             watch.start()
         for _ in generation:
-            mark("host")
+            watch("host")
             part = watch.seconds
             times.append([1e3 * part["draft"], 1e3 * part["verify"], 1e3 * (part["accept"] + part["host"])])
             watch.start()
@@ -160,14 +152,6 @@ def _timed(engine: Engine, prefix: Prefix, params: SamplingParams, limit: int) -
         engine.listen(unmarked)
     rounds = generation.completion.rounds
     return [own for own, each in zip(times, rounds, strict=True) if _whole(engine, each, prefix, limit)]
-
-
-def _waiter(engine: Engine) -> Callable[[], None]:
-    """What waits until the device has done all that it was told."""
-    device = engine.resources.device
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
 
 
 def _without(label: str, keys: Collection[str]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foldspec.bench import metrics
+from foldspec.bench import metrics, parity
 from foldspec.bench.bootstrap import RESAMPLES, interval
 from foldspec.bench.methods import AR, AR_AGAIN
-from foldspec.bench.report import MARKS, Column, as_csv, as_table
+from foldspec.bench.report import MARKS, Column, as_csv, as_table, with_draft_prefill
 from foldspec.bench.results import runs
 from foldspec.bench.summary import verdict
 from foldspec.errors import UsageError
@@ -27,11 +27,16 @@ def compare(a: Result, b: Result, names: Sequence[str] = ("A", "B"), *, methods:
     """``rows``: for each task, length and method that both have, over the requests of both, with 95% intervals:
     ``speedup`` mean of TPOT_a / TPOT_b, ``relative`` the same of each side's speedup over its own plain decoding (b's
     over a's), ``tau`` mean of tau_b - tau_a, ``equal`` outputs that are the same; ``only`` requests of one side alone;
-    ``differ`` what else differs, in words.
+    ``differ`` what else differs, in words; ``red`` pairs that are left out, since a side is not plain decoding's equal.
 
     ``methods``: pairs of labels as ``fold/fold:alpha=4``, or one label for both; none: all that both have. Raises
-    :class:`UsageError` for inputs that differ under one id, and where nothing is left to compare.
+    :class:`UsageError` for inputs that differ under one id, for speedups of two kinds, and where nothing is left.
     """
+    included = [with_draft_prefill(side) for side in (a, b)]
+    if included[0] != included[1]:
+        with_it, without = names if included[0] else names[::-1]
+        what = f"counts draft prefill in TPOT, and {without} does not"
+        raise UsageError(what, where=with_it, do="sum up one anew: `foldspec bench ... --resume`, with or without it")
     mine, other = runs(a, names[0]), runs(b, names[1])
     common = [key for key in mine if key in other]
     for key in common:
@@ -41,18 +46,28 @@ def compare(a: Result, b: Result, names: Sequence[str] = ("A", "B"), *, methods:
             raise UsageError(what, where=names[0], do="compare benches of the same requests")
     if not common:
         raise UsageError(f"has no request in common with {names[1]}", where=names[0])
-    pairs = _pairs(a, b, methods, names)
+    pairs, red = _pairs(a, b, methods, names)
     cells = sorted({key[:2] for key in common})
     rows = [
-        _row(task, length, pair, [(mine[k], other[k]) for k in common if k[:2] == (task, length)])
+        _row(task, length, pair, [(mine[k], other[k]) for k in common if k[:2] == (task, length)], included[0])
         for task, length in cells
         for pair in pairs
     ]
     only = {names[0]: len(mine) - len(common), names[1]: len(other) - len(common)}
-    return {"names": list(names), "rows": rows, "only": only, "differ": differences(a, b)}
+    return {
+        "names": list(names),
+        "rows": rows,
+        "only": only,
+        "differ": differences(a, b),
+        "red": red,
+        "with_draft_prefill": included[0],
+    }
 
 
-def _pairs(a: Result, b: Result, methods: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:
+def _pairs(
+    a: Result, b: Result, methods: Sequence[str], names: Sequence[str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """The pairs of methods, and why others are left out."""
     if not methods:
         pairs = [(label, label) for label in a["methods"] if label in b["methods"]]
     else:
@@ -63,13 +78,26 @@ def _pairs(a: Result, b: Result, methods: Sequence[str], names: Sequence[str]) -
             if label not in side["methods"]:
                 known = ", ".join(side["methods"])
                 raise UsageError(f"has no method {label}", where=name, do=f"--methods of: {known}")
-    return list(dict.fromkeys(pairs))
+    whys = {name: parity.red(side) for name, side in zip(names, (a, b), strict=True)}
+    left: dict[str, None] = {}
+    kept = []
+    for pair in dict.fromkeys(pairs):
+        red = [
+            f"{label} in {name}: {whys[name][label]}"
+            for label, name in zip(pair, names, strict=True)
+            if label in whys[name]
+        ]
+        left |= dict.fromkeys(red)
+        kept += [] if red else [pair]
+    return kept, list(left)
 
 
-def _row(task: str, length: int, pair: tuple[str, str], groups: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+def _row(
+    task: str, length: int, pair: tuple[str, str], groups: Sequence[tuple[Any, Any]], included: bool
+) -> dict[str, Any]:
     one, two = [x[pair[0]] for x, _ in groups], [y[pair[1]] for _, y in groups]
-    times = [[_tpot(run) for run in side] for side in (one, two)]
-    plain = [[_tpot(group[AR]) for group in side] for side in zip(*groups, strict=True)]
+    times = [[_tpot(run, included) for run in side] for side in (one, two)]
+    plain = [[_tpot(group[AR], included) for group in side] for side in zip(*groups, strict=True)]
     speedups = metrics.ratios(*times)
     own = [metrics.ratios(base, side) for base, side in zip(plain, times, strict=True)]
     relative = metrics.ratios(own[1], own[0])
@@ -93,8 +121,9 @@ def _row(task: str, length: int, pair: tuple[str, str], groups: Sequence[tuple[A
     }
 
 
-def _tpot(run: Mapping[str, Any]) -> float:
-    return metrics.tpot(0, run["decode_ms"], run["n_out"]) or 0.0
+def _tpot(run: Mapping[str, Any], included: bool) -> float:
+    begin = -run["draft_prefill_ms"] if included else 0.0
+    return metrics.tpot(begin, run["decode_ms"], run["n_out"]) or 0.0
 
 
 def _tau(run: Mapping[str, Any]) -> float:
@@ -135,9 +164,11 @@ def render(found: Mapping[str, Any], form: str) -> str:
     a, b = found["names"]
     lines = [
         f"A is {a}, B is {b}; each request with itself, means [95% interval]",
+        *(["every TPOT counts the drafter's part of prefill"] if found["with_draft_prefill"] else []),
         "B over A: TPOT of A over that of B, of two times of a day; to AR: the same, each side over its own AR first: "
         "+ a gain, - a loss, ~ the interval contains 1, ? too few requests",
         "tau: B's less A's; equal: outputs that are the same",
+        *(f"PARITY RED, not compared: {line}" for line in found["red"]),
         *(f"{count} requests are in {name} alone" for name, count in found["only"].items() if count),
         *(f"DIFFERENT {line}" for line in found["differ"]),
     ]

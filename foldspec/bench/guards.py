@@ -1,8 +1,9 @@
 """What must hold of a measurement before it counts.
 
 A run that breaks a rule of the definitions stops the bench: the engine or the bench is wrong, and so is every number.
-What one request alone spoils (too short an output, a method that did not run, a clock that was disturbed) leaves that
-request out for all methods, and is counted. A test plants each fault and shows that it would have moved the figure.
+What one request alone spoils (too short an output, a method that did not run, a kernel compiled or a round recorded
+within a run, a clock that was disturbed) leaves that request out for all methods, and is counted. A test plants each
+fault and shows that it would have moved the figure.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from foldspec.bench.methods import AR, AR_AGAIN
 from foldspec.bench.timing import Run, Snapshot
 from foldspec.errors import MeasurementError
 
-__all__ = ["check_group", "check_run", "check_sample", "clock_disturbed", "why_void"]
+__all__ = ["VOID", "check_group", "check_run", "check_sample", "clock_disturbed", "why_void"]
 
+VOID = ("short_output", "missing", "compiled", "clock")
 SLICE = 20e-3  # seconds
 SLACK = 1e-3  # seconds: no clock differs by more where two are read a few instructions apart on an idle machine
 
@@ -100,11 +102,13 @@ def check_sample(
 
 
 def why_void(lines: Mapping[str, Mapping[str, Any]], arms: Sequence[str]) -> str | None:
-    """Why the runs of one request (method -> line) cannot be paired: ``missing``, ``short_output`` or ``clock``."""
+    """Why the runs of one request (method -> line) cannot be paired: one of :data:`VOID`."""
     if any(arm not in lines or lines[arm]["finish"] == "failed" for arm in arms):
         return "missing"
     if any(lines[arm]["n_out"] < 2 for arm in arms):
         return "short_output"
+    if any(lines[arm].get("compiled") for arm in arms):
+        return "compiled"
     if any(lines[arm]["clock_disturbed"] for arm in arms):
         return "clock"
     return None

@@ -47,6 +47,10 @@ def _judged(value: Any) -> bool:
     )
 
 
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_number, value))
+
+
 def _times(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(map(_number, value))
 
@@ -63,7 +67,7 @@ def _calibration(value: Any) -> bool:
 
 
 _COUNTS, _PER_DRAFT = ("drafted", "accepted", "steps"), ("tv", "chance", "spent")
-LATER = ("answered", "second_opinion")  # what a scored output has besides
+LATER = ("answered", "second_opinion", "sm_mhz", "core_mhz", "celsius", "throttle", "compiled")
 _HEAD: dict[str, Callable[[Any], bool]] = {
     "task": _text,
     "length": lambda x: _whole(x, 1),
@@ -84,6 +88,11 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "tpot_ms": lambda x: x is None or _positive(x),
     "output_ids_sha256": _text,
     "clock_disturbed": lambda x: isinstance(x, bool),
+    "sm_mhz": lambda x: x is None or _pair(x),
+    "core_mhz": lambda x: x is None or _pair(x),
+    "celsius": lambda x: x is None or _pair(x),
+    "throttle": lambda x: x is None or (isinstance(x, list) and all(map(_text, x))),
+    "compiled": lambda x: x is None or isinstance(x, bool),
     "first_diff": lambda x: x is None or _whole(x),
     "gap": lambda x: x is None or _number(x),
     "score": lambda x: x is None or (_number(x) and x <= 1),

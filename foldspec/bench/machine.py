@@ -13,7 +13,7 @@ from typing import Any
 
 from foldspec.engine import Engine
 
-__all__ = ["environment", "load"]
+__all__ = ["environment", "load", "prepared"]
 
 
 def environment(engine: Engine) -> dict[str, Any]:
@@ -26,6 +26,12 @@ def environment(engine: Engine) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "peak_mem_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     }
+
+
+def prepared(engine: Engine) -> int:
+    """Kernels compiled, libraries loaded and rounds recorded so far for rounds of an engine."""
+    graphs = engine.scheduler.rounds.graphs
+    return engine.resources.kernels.prepared + (0 if graphs is None else graphs.prepared)
 
 
 def load() -> list[float] | None:

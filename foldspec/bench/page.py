@@ -27,7 +27,7 @@ TITLES = {
     "commits": "Tokens that rounds committed",
     "forest": "Paired speedups",
 }
-SHOUTED = re.compile(r"\b[A-Z]{4,} [A-Z]{2,}\b|\bLOSSY\b|^INCOMPLETE")  # what the report says in capitals
+SHOUTED = re.compile(r"\b[A-Z]{4,} [A-Z]{2,}\b|\bLOSSY\b|^INCOMPLETE|^FAILED")  # what the report says in capitals
 
 
 def page(result: Mapping[str, Any]) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foldspec.bench import drawing, pareto_plot
+from foldspec.bench import drawing, pareto_plot, parity
 from foldspec.bench.drawing import COLOURS, MARKS, need_matplotlib
 from foldspec.bench.methods import AR, AR_AGAIN
+from foldspec.bench.report import with_draft_prefill
 from foldspec.errors import ResourceError, UsageError
 
 __all__ = ["FIGURES", "draw", "save"]
@@ -67,7 +68,7 @@ def _methods(result: Result) -> dict[str, dict[str, str]]:
 
 def _by_length(figure: Any, result: Result, value: str, title: str, line: float) -> bool:
     """A panel a task, a line a method with its band. Nothing where all is of one length."""
-    rows = result["summary"]
+    rows = parity.shown(result["summary"]) if value == "speedup" else result["summary"]
     if len({row["length"] for row in rows}) < 2:
         return False
     tasks = list(dict.fromkeys(row["task"] for row in rows))
@@ -76,9 +77,11 @@ def _by_length(figure: Any, result: Result, value: str, title: str, line: float)
     for panel, task in zip(panels, tasks, strict=True):
         for label, style in _methods(result).items():
             mine = sorted((r for r in rows if (r["task"], r["method"]) == (task, label)), key=lambda r: r["length"])
+            if not mine:
+                continue
             at = [row["length"] for row in mine]
             panel.plot(at, [row[f"{value}_mean"] for row in mine], label=label, markersize=4, **style)
-            low, high = zip(*(row[f"{value}_ci"] for row in mine), strict=True) if mine else ((), ())
+            low, high = zip(*(row[f"{value}_ci"] for row in mine), strict=True)
             panel.fill_between(at, low, high, color=style["color"], alpha=faint, linewidth=0)
         panel.axhline(line, color="#888888", linewidth=0.8, linestyle="--")
         panel.set_xscale("log", base=2)
@@ -93,7 +96,7 @@ def _by_length(figure: Any, result: Result, value: str, title: str, line: float)
 
 
 def speedup(figure: Any, result: Result) -> bool:
-    return _by_length(figure, result, "speedup", "speedup over plain decoding [95%]", 1.0)
+    return _by_length(figure, result, "speedup", f"speedup over plain decoding{_counted(result)} [95%]", 1.0)
 
 
 def tau(figure: Any, result: Result) -> bool:
@@ -150,7 +153,7 @@ def commits(figure: Any, result: Result) -> bool:
 def forest(figure: Any, result: Result) -> bool:
     """Each method's paired speedup with its interval, a row for every task and length; of many methods, each row has
     its name."""
-    rows = result["against"] or [r for r in result["summary"] if r["method"] not in (AR, AR_AGAIN)]
+    rows = parity.shown(result["against"] or [r for r in result["summary"] if r["method"] not in (AR, AR_AGAIN)])
     if not rows:
         return False
     styles = _methods(result)
@@ -182,10 +185,14 @@ def forest(figure: Any, result: Result) -> bool:
     panel.set_ylim(len(cells) * (len(labels) + 1) - 1, -1.5)
     panel.axvline(1, color="#888888", linewidth=0.8, linestyle="--")
     over = result["against"][0]["against"] if result["against"] else "plain decoding"
-    panel.set_xlabel(f"speedup over {over}, paired by request [95%]")
+    panel.set_xlabel(f"speedup over {over}{_counted(result)}, paired by request [95%]")
     if len(labels) <= MANY:
         _legend(figure, panel)
     return True
+
+
+def _counted(result: Result) -> str:
+    return " incl. draft prefill" if with_draft_prefill(result) else ""
 
 
 def _legend(figure: Any, panel: Any) -> None:

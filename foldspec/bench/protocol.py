@@ -4,7 +4,8 @@ For each request: one prefill; from it plain decoding, every method and plain de
 order that turns with the request's number; identical ids, limit, stop ids and seed, which is made of the ids (of it
 come drafts that are drawn and a lossy rule's coins). Before the first request of a length
 each method warms up, on an input outside the sample, until its last two runs differ by less than 5%. Parts of a round
-are timed in further runs, and what calibrates the model comes from such: no other figure uses them.
+are timed in further runs, and what calibrates the model comes from such: no other figure uses them. Around each run,
+never within, the device's clock is read, and what was compiled or recorded is counted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foldspec.bench import guards, metrics
+from foldspec.bench import guards, metrics, parity
+from foldspec.bench.clocks import Clocks, as_fields
 from foldspec.bench.inputs import Cell, Input
 from foldspec.bench.methods import AR, AR_AGAIN, order
 from foldspec.bench.store import Store
-from foldspec.bench.timing import Clock, Run, Snapshot, measure, sha256_of
+from foldspec.bench.timing import Clock, Run, Runner, Snapshot, measure, sha256_of
 from foldspec.errors import ResourceError
 from foldspec.options import SamplingParams
 from foldspec.schedule.trace import PARTS, Stopwatch
@@ -36,12 +38,13 @@ SEED_DIGITS = 13  # hexadecimal: 52 bits
 @dataclass(frozen=True)
 class Arm:
     """A method at work. ``drafts``: whether the drafter's part of prefill is its cost; ``made_up``: what is not real of
-    it, so that its outputs are not looked at."""
+    it, so that its outputs are not looked at; ``lossless``: whether they must be plain decoding's, if it is greedy."""
 
     label: str
     engine: Any  # a timing.Runner; with --trace an Engine
     drafts: bool
     made_up: str = ""
+    lossless: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class WarmUp:
 class Bench:
     """``arms`` begin with plain decoding; its second run is added here. ``calibrate`` (prefix, params, limit) makes
     what is kept of a request besides, on the line of plain decoding. ``quality`` (prefix, runs, what calibrate made)
-    says of each method what a sweep keeps besides. ``guarded=False`` is for tests that show what a fault would do."""
+    says of each method what a sweep keeps besides. ``part_clock``: of parts of rounds, in their own runs; it may wait
+    for the device. ``prepared`` counts what was compiled or recorded for an engine: a run in which that grows is void.
+    ``guarded=False`` is for tests that show what a fault would do."""
 
     arms: Sequence[Arm]
     params: SamplingParams
@@ -76,6 +81,9 @@ class Bench:
     quality: Callable[[Any, Mapping[str, Run], Any], Mapping[str, dict[str, Any]]] | None = None
     guarded: bool = True
     clock: Clock = time.perf_counter
+    part_clock: Clock | None = None
+    clocks: Clocks = field(default_factory=Clocks)
+    prepared: Callable[[Any], int] = lambda engine: 0
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     unbroken: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # an interrupt waits inside
     warmed: list[WarmUp] = field(default_factory=list)
@@ -132,13 +140,14 @@ class Bench:
         sequence = order(self.labels, number, self.order)
         limit = min(params.max_tokens, self.max_context - len(item.ids))
         runs: dict[str, Run] = {}
+        beside: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
         traces: dict[str, dict[str, float]] = {}
         scores: dict[str, Score | None] = {}  # methods that lose nothing say the same: it is judged once
         with self.arms[0].engine.prefill(item.ids) as prefix:
             for label in sequence:
                 try:
-                    runs[label] = measure(self._all[label].engine, prefix, params, self.clock)
+                    runs[label], beside[label] = self.timed(self._all[label].engine, prefix, params)
                 except ResourceError as error:
                     failed[label] = str(error)
                     continue
@@ -172,6 +181,7 @@ class Bench:
                 lines.append(head | {"finish": "failed", "error": failed[label]})
                 continue
             line = head | as_line(runs[label], draft_prefill=timing if arm.drafts else 0.0)
+            line |= beside[label]
             line["clock_disturbed"] = self.guarded and guards.clock_disturbed(runs[label])
             real = not arm.made_up and not self._all[AR].made_up
             line |= self.difference(runs.get(AR), runs[label], item) if real else {"first_diff": None, "gap": None}
@@ -187,25 +197,27 @@ class Bench:
             lines.append(line)
         return lines
 
+    def timed(self, engine: Runner, prefix: Snapshot, params: SamplingParams) -> tuple[Run, dict[str, Any]]:
+        """A run that counts, and what its line keeps of what was beside it."""
+        prepared, before = self.prepared(engine), self.clocks.read()
+        run = measure(engine, prefix, params, self.clock)
+        read = as_fields(self.clocks.unit, before, self.clocks.read())
+        return run, read | {"compiled": self.prepared(engine) > prepared}
+
     def _params(self, item: Input) -> SamplingParams:
         return self.params if item.max_new is None else dataclasses.replace(self.params, max_tokens=item.max_new)
 
     def difference(self, plain: Run | None, run: Run, item: Input) -> dict[str, Any]:
         """Where the output first differs from plain decoding's, and how close the target's two best logits are there:
         a difference without a near tie is a fault. Texts that are drawn may differ: they are not compared."""
-        if plain is None or run.token_ids == plain.token_ids or self.params.temperature:
+        if plain is None or self.params.temperature:
             return {"first_diff": None, "gap": None}
-        pairs = enumerate(zip(run.token_ids, plain.token_ids, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(run.n_out, plain.n_out))
-        if at == plain.n_out:
-            return {"first_diff": at, "gap": None}
-        with self.arms[0].engine.prefill((*item.ids, *plain.token_ids[:at])) as prefix:
-            best = sorted(prefix.logits[0].tolist())
-        return {"first_diff": at, "gap": best[-1] - best[-2]}
+        best = parity.logits_of(self.arms[0].engine, item.ids, plain.token_ids)
+        return parity.difference(plain.token_ids, run.token_ids, best)
 
     def traced(self, arm: Arm, prefix: Snapshot, params: SamplingParams) -> dict[str, float]:
         """Milliseconds a round by part, from a run of its own."""
-        watch = Stopwatch(self.clock)
+        watch = Stopwatch(self.part_clock or self.clock)
         arm.engine.listen(watch)
         try:
             generation = arm.engine.stream(prefix, params)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from foldspec.bench import model_report, pareto_report
+from foldspec.bench import model_report, pareto_report, parity
 from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 from foldspec.tasks import MADE
@@ -30,6 +30,8 @@ def _ci(name: str, digits: int = 2) -> Callable[[Row], str]:
 
 
 def _speedup(row: Row) -> str:
+    if row["speedup_mean"] is None:
+        return f"parity red: {row['parity_red']}"
     return "1" if row["method"] == AR else f"{_ci('speedup', 3)(row)} {MARKS[row['verdict']]}"
 
 
@@ -59,6 +61,7 @@ COLUMNS: list[Column] = [
     ("method", _method),
     ("n", lambda row: str(row["n"])),
     ("out", lambda row: str(row["excluded"])),
+    ("flags", lambda row: str(row.get("flagged", "-"))),
     ("tau", _ci("tau")),
     ("pooled", _number("tau_pooled", 2)),
     ("TPOT ms", _number("tpot_ms_median", 2)),
@@ -104,8 +107,15 @@ LEGEND = (
     "speedup: mean of TPOT_ar / TPOT_method, paired by request [95% interval]: + a gain, - a loss, ~ the interval "
     f"contains 1, ? fewer than {FEW} requests decide nothing",
     "break-even tau: what a round costs in steps of AR, which is the tau at which a method breaks even",
-    "out: requests left out for all methods; diff: outputs that differ from AR's",
+    "out: requests left out for all methods; flags: of those that stayed, where the device's clock fell by over 10% or "
+    "something slowed it down; diff: outputs that differ from AR's",
     "GB/s: weights, keys and values that a round reads (share of what this machine can read)",
+)
+
+
+LEGEND_WITH_PREFILL = (
+    "TPOT incl. draft prefill: (last token - first token + the drafter's part of prefill) / (tokens - 1), median; all "
+    "speedups here are of such TPOTs, and smaller than without it; break-even tau and GB/s are of rounds alone"
 )
 
 
@@ -133,10 +143,11 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Column], S
     traced = [row for row in result["summary"] if row["parts_ms"]]
     scored = [row for row in result["summary"] if row.get("score_ci")]  # a result of an earlier version has none
     model = result.get("calibration") or {"profiles": [], "methods": []}
+    first, averages, over = (_named(columns, result) for columns in (COLUMNS, AVERAGES, AGAINST))
     found: list[tuple[str, Sequence[Column], Sequence[Row]]] = [
-        (FIRST, [*COLUMNS, *made_up], result["summary"]),
-        ("average over tasks", [*AVERAGES, *made_up], result["averages"]),
-        (f"speedup over {against[0]['against']}" if against else "", [*AGAINST, *made_up], against),
+        (FIRST, [*first, *made_up], result["summary"]),
+        ("average over tasks", [*averages, *made_up], result["averages"]),
+        (f"speedup over {against[0]['against']}" if against else "", [*over, *made_up], against),
         ("ms a round, from a separate traced pass", [*PARTS, *made_up], traced),
         ("score, mean [95% interval]; outputs without an answer count as wrong", [*SCORES, *made_up], scored),
         ("the drafters, at lambda 0", model_report.PROFILES, model["profiles"] if model["methods"] else []),
@@ -145,9 +156,24 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Column], S
     return (one for one in found if one[2])
 
 
+def with_draft_prefill(result: Mapping[str, Any]) -> bool:
+    """Whether TPOT and speedups count the drafter's part of prefill."""
+    return bool(result["settings"].get("include_draft_prefill"))
+
+
+def _named(columns: Sequence[Column], result: Mapping[str, Any]) -> list[Column]:
+    """The columns, with what their TPOT and speedup count in their names."""
+    if not with_draft_prefill(result):
+        return list(columns)
+    return [(f"{name} incl. draft prefill" if name in ("TPOT ms", "speedup") else name, show) for name, show in columns]
+
+
 def remarks(result: Mapping[str, Any]) -> list[str]:
     """What must stand under the table."""
-    lines = list(LEGEND) if result["summary"] else []
+    legend = list(LEGEND)
+    if with_draft_prefill(result):
+        legend[1] = LEGEND_WITH_PREFILL
+    lines = legend if result["summary"] else []
     unreal = sorted({method["made_up"] for method in result["methods"].values() if method.get("made_up")})
     if unreal:
         said = "outputs and tau say nothing of a model and are compared with nothing"
@@ -195,6 +221,7 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
     disturbed = [row for row in result["summary"] if row["diff_from_ar"] and row["lossless"]]
     if disturbed:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
+    lines += [*parity.notes(result), *_machine(result)]
     for label, method in result["methods"].items():
         if not method["lossless"] and not method.get("made_up") and not result.get("pareto"):  # whose table says so
             lines.append(f"{label} is LOSSY: its output's law is {method['law']}")
@@ -209,6 +236,28 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:
         lines.append("INCOMPLETE: interrupted; go on with --resume")
+    return lines
+
+
+def _machine(result: Mapping[str, Any]) -> list[str]:
+    """What a speedup may owe to how things ran: graphs for one side alone, runs that failed, a clock that was not read
+    or not held. Results of an earlier foldspec say less."""
+    lines = []
+    graphs = {label: method["graphs"] for label, method in result["methods"].items() if method.get("graphs")}
+    plain = graphs.get(AR, {"runs": False})
+    for label, own in graphs.items():
+        if own["runs"] != plain["runs"]:
+            which, why = ("AR's", own["why_not"]) if plain["runs"] else (f"{label}'s", plain["why_not"])
+            lines.append(f"NOT ONE PATH for AR and {label}: only {which} rounds run on fixed buffers ({why})")
+    for one in result.get("failed") or ():
+        lines.append(f"FAILED: {one['method']} at {one['task']} {one['length']} {one['id']}: {one['error']}")
+    clocks = result["env"].get("clocks")
+    if clocks is not None and clocks["by"] is None:
+        lines.append(f"no device clock was read: {clocks['why_not']}")
+    elif clocks is not None:
+        locked = {True: "held by a setting", False: "not held by a setting"}.get(result["env"]["clocks_locked"])
+        said = [f"device clock read by {clocks['by']}", locked, clocks["why_not"]]
+        lines.append("; ".join(filter(None, said)))
     return lines
 
 
@@ -251,7 +300,9 @@ def as_csv(rows: Sequence[Row]) -> str:
 def _flat(row: Row) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name == "commit_counts":
+        if name.endswith("_ci") and value is None:
+            flat |= {f"{name}_low": None, f"{name}_high": None}
+        elif name == "commit_counts":
             flat[name] = " ".join(map(str, value))
         elif isinstance(value, list):
             flat |= {f"{name}_low": value[0], f"{name}_high": value[1]}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from foldspec.acceptance import make_rule
-from foldspec.bench import guards, summary
+from foldspec.bench import clocks, guards, parity, summary
 from foldspec.bench.bandwidth import read_bandwidth
 from foldspec.bench.calibrate import Calibrator
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Cell
-from foldspec.bench.machine import environment, load
+from foldspec.bench.machine import environment, load, prepared
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.modelled import calibration
 from foldspec.bench.protocol import Arm, Bench
@@ -29,6 +29,7 @@ from foldspec.context import uses
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import CONTEXT_FIELDS, MethodOptions, SamplingParams
+from foldspec.schedule.trace import waiting
 from foldspec.tasks import chance
 
 __all__ = ["Session", "check_options", "dry_run", "dry_run_lines"]
@@ -54,7 +55,8 @@ class Session:
         self.settings, self.cells, self.notices = settings, list(cells), [*engine.notices, *notices]
         engines = {m.label: engine.using(**m.changes) for m in settings.parsed}
         arms = [
-            Arm(m.label, engines[m.label], "context" in m.changes, engines[m.label].made_up) for m in settings.parsed
+            Arm(m.label, engines[m.label], "context" in m.changes, engines[m.label].made_up, engines[m.label].lossless)
+            for m in settings.parsed
         ]
         self._plain = arms[0].engine
         self.methods = {
@@ -79,12 +81,16 @@ class Session:
             trace=settings.trace,
             calibrate=self._calibrator.request if self._calibrator else None,
             quality=quality.request if quality else None,
+            clocks=clocks.find(engine.resources.device),
+            prepared=prepared,
+            part_clock=waiting(engine.resources.device),
             progress=progress,
             unbroken=unbroken,
         )
         self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
         self.store.open(self._plan(), resume=resume)
         self._load, self._complete = load(), False
+        self._probe: dict[str, dict[str, Any]] = {}
         self._bandwidth = read_bandwidth(self._device)
 
     @property
@@ -94,7 +100,8 @@ class Session:
     def _plan(self) -> dict[str, Any]:
         """What a resumed bench must agree in."""
         settings = self.settings.as_dict()
-        for free in ("bootstrap", "against", "warmup", "data"):  # they change no measurement; inputs are compared
+        # they change no measurement; inputs are compared
+        for free in ("bootstrap", "against", "warmup", "data", "include_draft_prefill"):
             settings.pop(free)
         env = self._plain.env()
         machine = {key: env[key] for key in ("device", "threads", "torch", "foldspec")}
@@ -114,6 +121,8 @@ class Session:
 
     def run(self) -> None:
         """Whatever ends this, what was measured stays."""
+        self.bench.clocks.read()  # at rest, so that something is known of a bench that has nothing left to measure
+        self._probe = parity.probe(self.bench.arms, self.cells[0].spare.ids, self.bench.progress)
         self.bench.run(self.cells)
         self._complete = True
 
@@ -129,14 +138,17 @@ class Session:
         # in whatever order they were done, the figures are the same
         place = {key: i for i, key in enumerate(inputs)}
         lines = sorted(self.store.lines, key=lambda line: place[line["task"], line["length"], line["id"]])
-        cells, left_out = summary.pairs(lines, labels)
+        cells, left_out = summary.pairs(
+            summary.with_draft_prefill(lines) if settings.include_draft_prefill else lines, labels
+        )
+        judged = parity.verdicts(self.methods, lines, self._probe, drawn=settings.temperature > 0)
         how = {"resamples": settings.bootstrap, "seed": settings.seed}
         rows = summary.rows(cells, labels, bandwidth=self._bandwidth, drawn=settings.temperature > 0, **how)
         excluded = {
             (cell.task, cell.length): {
                 "too_long": cell.too_long,
                 "repeated": cell.repeated,
-                **{why: left_out[cell.task, cell.length, why] for why in ("short_output", "missing", "clock")},
+                **{why: left_out[cell.task, cell.length, why] for why in guards.VOID},
             }
             for cell in self.cells
         }
@@ -148,6 +160,7 @@ class Session:
         model = None if plans is None else calibration(cells, plans, **how)
         for row in (*rows, *averages, *over, *(model["methods"] if model else ())):
             row["lossless"] = row["method"] not in self.methods or self.methods[row["method"]]["lossless"]
+        parity.withhold([*rows, *averages, *over], judged)
         first = self.methods["ar"]
         result = {
             "schema": NAME,
@@ -163,7 +176,7 @@ class Session:
                 "max_context": self.bench.max_context,
                 "stop_ids": sorted(self.bench.stop_ids),
             },
-            "methods": self.methods,
+            "methods": {arm.label: self.methods[arm.label] | {"graphs": arm.engine.graphs} for arm in self.bench.arms},
             "tasks": [
                 {
                     "name": cell.task,
@@ -187,6 +200,12 @@ class Session:
             "averages": averages,
             "against": over,
             "noise": summary.noise(cells, **how),
+            "parity": judged,
+            "failed": [
+                {name: line[name] for name in ("task", "length", "id", "method", "error")}
+                for line in lines
+                if line["finish"] == "failed"
+            ],
             "calibration": model,
             "notices": self.notices,
             "requests": summary.requests(cells, labels),
@@ -200,11 +219,15 @@ class Session:
         return result
 
     def _env(self) -> dict[str, Any]:
-        return environment(self._plain) | {
-            "load_before": self._load,
-            "load_after": load(),
-            "read_gb_s": self._bandwidth,
-        }
+        return (
+            environment(self._plain)
+            | self.bench.clocks.facts()
+            | {
+                "load_before": self._load,
+                "load_after": load(),
+                "read_gb_s": self._bandwidth,
+            }
+        )
 
 
 def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class BenchSettings:
     """``lengths`` as written (``512,2k``); ``limit`` requests a task and length; ``max_new`` tokens of output (None:
     each task's own); ``data``: the user's own files, as TASK=PATH; ``score``: also by libraries;
     ``warmup`` runs of a method and length at most; ``temperature`` of all requests; ``against``: a method that the
-    others are compared with too; ``axes``: what the methods of a sweep were made from (None: a plain bench)."""
+    others are compared with too; ``include_draft_prefill``: TPOT and speedups with the drafter's part of prefill;
+    ``axes``: what the methods of a sweep were made from (None: a plain bench)."""
 
     methods: str = "lookup,full,window,fold"
     tasks: str = "docs,code,kv"
@@ -48,6 +49,7 @@ class BenchSettings:
     calibrate: bool = False
     temperature: float = 0.0
     ignore_eos: bool = False
+    include_draft_prefill: bool = False
     data: Sequence[str] = ()
     score: bool = False
     allow_code_execution: bool = False

@@ -8,11 +8,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foldspec.bench import guards, metrics
+from foldspec.bench import clocks, guards, metrics
 from foldspec.bench.bootstrap import average_interval, interval
 from foldspec.bench.methods import AR, AR_AGAIN
 
-__all__ = ["COLUMNS", "FEW", "NOISY", "against", "averages", "noise", "pairs", "requests", "rows", "verdict"]
+__all__ = [
+    "COLUMNS",
+    "FEW",
+    "NOISY",
+    "against",
+    "averages",
+    "noise",
+    "pairs",
+    "requests",
+    "rows",
+    "verdict",
+    "with_draft_prefill",
+]
 
 FEW = 5  # requests below which an interval decides nothing
 NOISY = 0.05  # spread of one run above which the interval of a mean of ratios is off (a test shows by how much)
@@ -20,7 +32,7 @@ NOISY = 0.05  # spread of one run above which the interval of a mean of ratios i
 # what bench.json keeps of each run
 COLUMNS = (
     *("task", "length", "id", "method", "input_sha256", "n_in", "n_out", "rounds", "ttft_ms", "decode_ms"),
-    *("score", "output_ids_sha256"),
+    *("draft_prefill_ms", "score", "output_ids_sha256"),
 )
 
 Line = Mapping[str, Any]
@@ -42,6 +54,16 @@ def pairs(lines: Sequence[Line], arms: Sequence[str]) -> tuple[dict[tuple[str, i
         else:
             left_out[task, length, why] += 1
     return cells, left_out
+
+
+def with_draft_prefill(lines: Sequence[Line]) -> list[Line]:
+    """The lines with the drafter's part of prefill in their TPOT, and so in every speedup. Rounds stay as they were."""
+    return [
+        line
+        if line.get("tpot_ms") is None or not line["draft_prefill_ms"]
+        else {**line, "tpot_ms": metrics.tpot(-line["draft_prefill_ms"], line["decode_ms"], line["n_out"])}
+        for line in lines
+    ]
 
 
 def speedups(groups: Sequence[Group], method: str, baseline: str = AR) -> list[float]:
@@ -92,6 +114,7 @@ def rows(
                     "method": method,
                     "made_up": made_up,
                     "n": len(groups),
+                    "flagged": sum(clocks.flagged(list(g.values())) for g in groups),
                     "n_in": [min(line["n_in"] for line in mine), max(line["n_in"] for line in mine)],
                     "n_out_mean": metrics.mean([line["n_out"] for line in mine]),
                     "tau_mean": metrics.mean(taus),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foldspec.errors import UsageError
-from foldspec.kernels import gate_mul, gated_delta, linear, pack, rms_norm, rotate_append, verify
+from foldspec.kernels import gate_mul, gated_delta, jit, linear, pack, rms_norm, rotate_append, verify
 from foldspec.kernels import multi_read_attention as mra
 from foldspec.kernels.build import INSTALL_NVCC
 from foldspec.kernels.library import Library
@@ -80,6 +80,11 @@ class Kernels:
             which = "Triton" if runs == "triton" else "torch"
             told[1] = f"{gpu.notice}; using the {which} implementation, same results; {INSTALL_NVCC}"
         return tuple(notice for notice in dict.fromkeys(told) if notice is not None)
+
+    @property
+    def prepared(self) -> int:
+        """Libraries loaded for these operators, and Triton kernels compiled or loaded in this process, so far."""
+        return self._library.prepared + jit.compiled()
 
     def multi_read_attention(self, batch: Sequence[Sequence[mra.ReadArgs]]) -> list[mra.Output]:
         """One output a request, from its reads."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Configurations", "Launch", "power_of_two", "refusal"]
+__all__ = ["Configurations", "Launch", "compiled", "power_of_two", "refusal"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -59,6 +59,16 @@ def refusal(device: str, dtype: torch.dtype) -> str | None:
     if dtype not in DTYPES:
         return f"computes in float32, bfloat16 or float16, not in {str(dtype).removeprefix('torch.')}"
     return None if triton is not None or find_spec("triton") is not None else "triton is not installed"
+
+
+def compiled() -> int:
+    """How many of foldspec's kernels Triton has made ready in this process, one for each set of constants."""
+    count = 0
+    for name, module in list(sys.modules.items()):
+        if name.startswith("foldspec.kernels.") and name.endswith(".triton_kernels"):
+            for kernel in vars(module).values():
+                count += sum(len(cache[0]) for cache in getattr(kernel, "device_caches", {}).values())
+    return count
 
 
 def power_of_two(n: int) -> int:

@@ -52,6 +52,11 @@ class _Compiled:
             self._tried = True  # only now: after an interrupt, the next call tries again
         return self._reason
 
+    @property
+    def prepared(self) -> int:
+        """How many libraries were built or loaded here so far, or turned out not to be there."""
+        return int(self._tried)
+
     def function(self, name: str, arguments: list[Any], result: Any = None) -> Any:
         """The exported function ``foldspec_NAME``. Only when :attr:`reason` is None."""
         assert self.reason is None and self._loaded is not None
@@ -113,6 +118,10 @@ class Library(_Compiled):
         if self._instructions is not None and self._instructions not in able:
             raise BuildError(f"this CPU does not run {self._instructions}")
         self.isa, self._loaded = INSTRUCTION_SETS[self._instructions or able[0]], loaded
+
+    @property
+    def prepared(self) -> int:
+        return super().prepared + self.gpu.prepared
 
     def _complaint(self, error: BuildError) -> str:
         return f"no compiled kernels ({error}); torch does their work, slower; {error.do}"

@@ -148,6 +148,11 @@ class Graphs:
         """There from the first round on."""
         return self._buffers
 
+    @property
+    def prepared(self) -> int:
+        """Recordings so far, one that failed included: what a round may have to wait for."""
+        return len(self._runs) + bool(self.failed)
+
     def run(self, requests: Sequence[Request], rule: AcceptanceRule) -> list[Outcome] | None:
         """Run a round of these requests and say what it did, each to be committed and then :meth:`keep`; None, and
         nothing has happened, where the ordinary loop must."""

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["PARTS", "Mark", "Stopwatch", "unmarked"]
+import torch
+
+__all__ = ["PARTS", "Mark", "Stopwatch", "unmarked", "waiting"]
 
 Mark: TypeAlias = Callable[[str], None]  # called at the end of the named part
 PARTS = ("draft", "verify", "accept", "host")
@@ -18,6 +20,18 @@ PARTS = ("draft", "verify", "accept", "host")
 
 def unmarked(part: str) -> None:
     """Nobody listens."""
+
+
+def waiting(device: torch.device) -> Callable[[], float]:
+    """A clock in seconds that waits until the device has done all it was told: a GPU works while Python goes on."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
 
 
 class Stopwatch:

@@ -11,7 +11,9 @@ import torch
 from tritons import interpreted
 
 from foldspec.errors import UsageError
+from foldspec.kernels import rms_norm
 from foldspec.kernels.dispatch import Kernels
+from foldspec.kernels.library import Library
 from foldspec.kernels.multi_read_attention import Facts, triton
 
 ATTENTION = "tests/interpreted/test_device_attention.py", "tests/interpreted/test_attention_mutants.py"
@@ -73,3 +75,24 @@ def test_it_may_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.choose("multi_read_attention", GPU)
     assert kernels.choices[0].name == "reference"
     assert dict(kernels.choices[0].refused)["triton"] == "triton is not installed"
+
+
+def test_what_triton_has_made_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bench asks before and after each run: a kernel that is compiled within one costs what no round costs."""
+    pytest.importorskip("triton")
+    from foldspec.kernels.rms_norm import triton_kernels
+
+    kernels = [kernel for kernel in vars(triton_kernels).values() if hasattr(kernel, "device_caches")]
+    before = Kernels().prepared
+    assert kernels, "Triton keeps what it made elsewhere"
+    for kernel, devices in zip(kernels, ([0], [0, 1]), strict=False):
+        caches = {device: ({"one": 1, "another": 2}, {}, None, None, None) for device in devices}
+        monkeypatch.setattr(kernel, "device_caches", caches)
+    assert Kernels().prepared == before + (2 if len(kernels) == 1 else 6)
+
+
+def test_a_library_that_is_loaded_is_counted() -> None:
+    kernels = Kernels("auto", Library(None))
+    before = kernels.prepared
+    assert kernels.choose("rms_norm", rms_norm.Facts("cpu", torch.float32)) and kernels.prepared == before + 1
+    assert kernels.choose("rms_norm", rms_norm.Facts("cpu", torch.float64)) and kernels.prepared == before + 1

@@ -40,6 +40,11 @@ LINE: dict[str, Any] = {
     "bytes_a_round": 100,
     "parts_ms": None,
     "calibration": None,
+    "sm_mhz": [1980.0, 1965.0],
+    "core_mhz": None,
+    "celsius": [60.0, 61.0],
+    "throttle": [],
+    "compiled": False,
 }
 
 

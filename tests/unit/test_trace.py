@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import tiny
+import torch
 
 from foldspec import Engine, SamplingParams
-from foldspec.schedule.trace import PARTS, Stopwatch
+from foldspec.schedule.trace import PARTS, Stopwatch, waiting
 
 PROMPT = [5 + i % 400 for i in range(90)]
 GO_ON = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -27,6 +30,17 @@ def test_a_stopwatch_gives_time_to_the_part_that_ends() -> None:
     watch("verify")
     assert watch.seconds == {"draft": 0.0, "verify": 2.0, "accept": 0.0, "host": 0.0}
     assert set(watch.seconds) == set(PARTS)
+
+
+def test_a_clock_waits_for_what_a_gpu_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the drafter's part of prefill would be the time that Python takes to ask for it."""
+    done: list[str] = []
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: done.append(str(device)))
+    before = time.perf_counter()
+    assert before <= waiting(torch.device("cpu"))() <= time.perf_counter() and not done
+    clock = waiting(torch.device("cuda:1"))
+    monkeypatch.setattr("time.perf_counter", lambda: float(len(done)))  # what it reads was waited for
+    assert [clock(), clock()] == [1.0, 2.0] and done == ["cuda:1", "cuda:1"]
 
 
 def test_every_round_marks_its_parts_in_order_and_no_token_changes(engine: Engine) -> None:
