@@ -27,7 +27,7 @@ agreement, 1 minus the total variation spent a judged draft), and the throughput
 Draft with a temperature (--temperature 1) to sweep laws, as the second paper does. At temperature 0, the default, the
 target's laws are point masses and drafts are argmaxes: with linear a draft that misses stands with probability lambda,
 with lenience if it is likely enough, and cactus is the rule exact whatever its leniency."""
-EFFORT = "a drafter of one step has one effort, and none of these"
+EFFORT = "each value of --steps, --confidence and --entropy-bound is one; a drafter of one step takes none of them"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = ABOUT
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_pair(parser)
-    axes = parser.add_argument_group(f"axes (lists, as 1,2,4; efforts are those of all three lists: {EFFORT})")
+    axes = parser.add_argument_group(f"axes (lists, as 1,2,4; efforts: {EFFORT})")
     axes.add_argument(
         "--draft-tokens", dest="axis_draft_tokens", metavar="LIST", help="drafts a round; default: what the pair drafts"
     )
@@ -48,8 +48,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     axes.add_argument(
         "--leniency",
         metavar="LIST",
-        help="lambda of linear, 0 is lossless (default: 0,0.4,1); l of lenience, 1 is (1,0.5,0.2); delta of cactus, 0 "
-        "is (0,0.1,1)",
+        help="lambda of linear (default: 0,0.4,1; 0 is lossless), l of lenience (1,0.5,0.2; 1 is), delta of cactus "
+        "(0,0.1,1; 0 is)",
     )
     point = parser.add_argument_group("every point")
     point.add_argument(

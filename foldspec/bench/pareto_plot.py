@@ -27,7 +27,7 @@ AXES = {
     "tokens_s": "throughput: tokens a second",
 }
 PANEL = (4.6, 3.4)  # inches
-WIDEST = 62  # characters of a line above a panel
+WIDEST = 68  # characters of a line above a panel
 STEPS = 24  # of a line that goes from one colour to another
 BLACK = "#000000"
 

@@ -150,7 +150,7 @@ def without_times(report: dict[str, Any]) -> dict[str, Any]:
         for point in pareto["points"]
     ]
     columns = report["requests"]["columns"]
-    timed = [i for i, name in enumerate(columns) if name in ("ttft_ms", "decode_ms")]
+    timed = [i for i, name in enumerate(columns) if name.endswith("_ms")]
     rows = [[x for i, x in enumerate(row) if i not in timed] for row in report["requests"]["rows"]]
     tau = [(row["method"], row["n"], row["tau_mean"], row["tau_ci"], row["commit_counts"]) for row in report["summary"]]
     return {"points": points, "exclusions": pareto["exclusions"], "rows": rows, "tau": tau, "tasks": report["tasks"]}
