@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foldspec.acceptance import make_rule
 from foldspec.bench import guards, summary
@@ -18,7 +21,7 @@ from foldspec.bench.inputs import Cell
 from foldspec.bench.machine import environment, load
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.modelled import calibration
-from foldspec.bench.protocol import Arm, Bench
+from foldspec.bench.protocol import Arm, Bench, Elsewhere
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.sources import OUTPUT
@@ -77,7 +80,11 @@ class Session:
             unbroken=unbroken,
         )
         self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
-        self.store.open(self._plan(), resume=resume)
+        self.devices: list[dict[str, Any]] | None = None  # those that measure in place of the engines here
+        self._engines = [engine, *engines.values(), *(self._calibrator.engines.values() if self._calibrator else ())]
+        self._surroundings: dict[str, Any] | None = None
+        self.plan = self._plan()
+        self.store.open(self.plan, resume=resume)
         self._load, self._complete = load(), False
         self._bandwidth = read_bandwidth(self._device)
 
@@ -106,10 +113,19 @@ class Session:
             "inputs": inputs,
         }
 
-    def run(self) -> None:
+    def run(self, elsewhere: Elsewhere | None = None) -> None:
         """Whatever ends this, what was measured stays."""
-        self.bench.run(self.cells)
-        self._complete = True
+        self.bench.run(self.cells, elsewhere)
+        self._complete = all(self.store.has(item.key) for cell in self.cells for item in cell.inputs)
+
+    def let_go(self) -> None:
+        """Close the engines: they have said what is measured, and others measure, who need the device's memory."""
+        self._surroundings = environment(self._plain)
+        for engine in dict.fromkeys(self._engines):
+            engine.close()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         self.store.close()
@@ -120,7 +136,9 @@ class Session:
         settings, labels = self.settings, self.bench.labels
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
-        cells, left_out = summary.pairs(self.store.lines, labels)
+        place = {key: i for i, key in enumerate(inputs)}  # of whatever order they were done in, the figures are the same
+        lines = sorted(self.store.lines, key=lambda line: place[line["task"], line["length"], line["id"]])
+        cells, left_out = summary.pairs(lines, labels)
         how = {"resamples": settings.bootstrap, "seed": settings.seed}
         rows = summary.rows(cells, labels, bandwidth=self._bandwidth, drawn=settings.temperature > 0, **how)
         excluded = {
@@ -187,7 +205,10 @@ class Session:
         return result
 
     def _env(self) -> dict[str, Any]:
-        return environment(self._plain) | {
+        found = self._surroundings or environment(self._plain)
+        if self.devices is not None:
+            found |= {"devices": self.devices, "peak_mem_bytes": max(one["peak_mem_bytes"] for one in self.devices)}
+        return found | {
             "load_before": self._load,
             "load_after": load(),
             "read_gb_s": self._bandwidth,
