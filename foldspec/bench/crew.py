@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from foldspec.bench.machine import peak_memory
 from foldspec.bench.protocol import Measured, Place, WarmUp
 from foldspec.bench.session import Session
-from foldspec.errors import FoldspecError
+from foldspec.bench.store import differences
+from foldspec.errors import FoldspecError, UsageError
 
-__all__ = ["Crew", "Gone", "Hand", "Reply", "run", "spread"]
+__all__ = ["Crew", "Gone", "Hand", "Reply", "admitted", "run", "spread"]
 
 TRIES = 2
 
@@ -98,6 +99,19 @@ def spread(crew: Crew, places: Sequence[Place], lost: Callable[[Place | None, st
         yield Measured(place, [line | {"device": device} for line in reply.lines], reply.warmed)
     for place in waiting:
         lost(place, "no device is left")
+
+
+def admitted(told: Mapping[str, Any] | FoldspecError, plan: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """What a device told of itself (:meth:`Hand.begin`), if its plan is the bench's own. Raises its error, if it told
+    one, and :class:`UsageError` for another plan."""
+    if isinstance(told, FoldspecError):
+        told.where = f"{where}: {told.where}" if told.where else where
+        raise told
+    differing = list(differences(plan, told["plan"]))
+    if differing:
+        do = "each machine needs the same foldspec, torch, kind of device, weights and data"
+        raise UsageError(f"is not as this process: {'; '.join(differing[:3])}", where=where, do=do)
+    return told
 
 
 @dataclass

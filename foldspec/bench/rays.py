@@ -1,8 +1,8 @@
 """``--ray``: a bench's devices as actors of Ray, which finds them on this machine or on several.
 
-An actor is one process with one device: a GPU, or a share of a machine's cores. Only words go there and only plain lines
-come back: each actor reads weights and data itself, and takes part if all that a resumed bench must agree in (settings,
-weights, hashes of inputs, versions, device, threads, kernels) is the same there.
+An actor is one process with one device: a GPU, or a share of a machine's cores. Only words go there and only plain
+lines come back: each actor reads weights and data itself, and takes part if all that a resumed bench must agree in
+(settings, weights, hashes of inputs, versions, device, threads, kernels) is the same there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foldspec.bench.crew import Gone, Hand, Reply
+from foldspec.bench.crew import Gone, Hand, Reply, admitted
 from foldspec.bench.protocol import Place
 from foldspec.bench.session import Session
-from foldspec.bench.store import differences
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 
 __all__ = ["LOCAL", "Rays", "cores_each"]
@@ -111,20 +110,12 @@ class Rays:
         self._actors = [kind.remote(build, words) for _ in range(self.count)]
         for i, actor in enumerate(self._actors):
             self._running[actor.begin.remote()] = i
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Mapping[str, Any]] = {}
         while self._running:
             i, told = self._next()
-            where = f"--ray, device {i}"
             if isinstance(told, Gone):
-                raise ResourceError(f"did not start ({told.why})", where=where)
-            if isinstance(told, FoldspecError):
-                told.where = f"{where}: {told.where}" if told.where else where
-                raise told
-            differing = list(differences(plan, told["plan"]))
-            if differing:
-                do = "each machine needs the same foldspec, torch, kind of device, weights and data"
-                raise UsageError(f"is not as this process: {'; '.join(differing[:3])}", where=where, do=do)
-            found[i] = told
+                raise ResourceError(f"did not start ({told.why})", where=f"--ray, device {i}")
+            found[i] = admitted(told, plan, f"--ray, device {i}")
             ready(len(found), self.count)
         machines = list(dict.fromkeys(found[i]["machine"] for i in range(self.count)))
         self.devices = [
