@@ -219,8 +219,10 @@ def test_a_crew_gives_the_result_of_one_engine(alone: Session, tmp_path: Path) -
     assert told(own) == told(alone) and table(whole) == table(expected)
     for name in ("tau_mean", "tau_ci", "tau_pooled", "diff_from_ar", "commit_counts", "n"):
         assert [row[name] for row in whole["summary"]] == [row[name] for row in expected["summary"]]
-    modelled = [[row["predicted_tau"] for row in r["calibration"]["methods"]] for r in (whole, expected)]
-    assert modelled[0] == modelled[1]
+    for name in ("method", "profile", "d", "d_ci", "mu", "spent", "spent_ci", "tokens_a_round_modelled"):
+        assert [row[name] for row in whole["calibration"]["methods"]] == [
+            row[name] for row in expected["calibration"]["methods"]
+        ]
 
 
 def test_a_device_that_is_not_the_same_is_refused(alone: Session) -> None:
