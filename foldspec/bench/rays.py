@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from foldspec.bench.crew import Gone, Hand, Reply, admitted
 from foldspec.bench.protocol import Place
 from foldspec.bench.session import Session
@@ -34,8 +36,8 @@ def cores_each(cpus: Sequence[int], actors: int) -> int:
 
 
 class Rays:
-    """A :class:`~foldspec.bench.crew.Crew` in a cluster. ``count``: its actors; ``cores``: those that each has (0 on a
-    GPU, where it is not said)."""
+    """A :class:`~foldspec.bench.crew.Crew` in a cluster. ``count``: its actors; ``threads``: of each, and of
+    whoever is compared with them."""
 
     def __init__(self, address: str = LOCAL, count: int | None = None, *, cuda: bool = False) -> None:
         """Join a cluster, or make one of this machine (``local``). Starts no actor yet. By default there is one a GPU,
@@ -53,7 +55,8 @@ class Rays:
         self.devices: list[dict[str, Any]] = []
         try:
             self._join(address)
-            self.count, self.cores = self._size(count)
+            self.count, self._cores = self._size(count)
+            self.threads = self._cores or torch.get_num_threads()
         except BaseException:
             self.close()
             raise
@@ -79,7 +82,7 @@ class Rays:
             raise ResourceError(f"no Ray cluster ({_line(error)})", where=self._where, do=do) from None
 
     def _size(self, count: int | None) -> tuple[int, int]:
-        """How many actors, and the cores of each."""
+        """How many actors, and the cores of each (0 on a GPU: Ray need not count them)."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if self._cuda:
             gpus = sum(int(node.get("GPU", 0)) for node in nodes)
@@ -105,7 +108,7 @@ class Rays:
         """Start the actors, each of which makes its session by ``build(**words)``: a function of a module, and plain
         data. Returns when all are ready. Raises what one of them raised of foldspec's own, :class:`UsageError` for one
         whose plan is another than ``plan``, :class:`ResourceError` for one that died."""
-        how = {"num_gpus": 1, "num_cpus": 0} if self._cuda else {"num_gpus": 0, "num_cpus": self.cores}
+        how = {"num_gpus": 1, "num_cpus": 0} if self._cuda else {"num_gpus": 0, "num_cpus": self._cores}
         kind = self._ray.remote(Hand).options(**how, max_restarts=0, scheduling_strategy="SPREAD")
         self._actors = [kind.remote(build, words) for _ in range(self.count)]
         for i, actor in enumerate(self._actors):
