@@ -56,21 +56,22 @@ def run(session: Session, crew: Crew, tell: Callable[[str], None]) -> None:
     """Let the crew measure what the session has not yet. ``tell`` hears what the result says besides: of devices that
     are gone and requests that were given up."""
 
-    def lost(place: Place | None, why: str) -> None:
-        what = why
-        if place is not None:
-            item = place.item(session.cells)
-            what = f"{item.task} {item.length} {item.id} was not measured: {why}"
-        session.notices.append(what)
-        tell(what)
+    def lost(why: str, places: Sequence[Place]) -> None:
+        if len(places) == 1:
+            item = places[0].item(session.cells)
+            why = f"{item.task} {item.length} {item.id} was not measured: {why}"
+        elif places:
+            why = f"{len(places)} requests were not measured: {why}"
+        session.notices.append(why)
+        tell(why)
 
     session.devices = crew.devices
     session.run(lambda places: spread(crew, places, lost))
 
 
-def spread(crew: Crew, places: Sequence[Place], lost: Callable[[Place | None, str], None]) -> Iterator[Measured]:
-    """Requests as they are done. ``lost`` hears of each device that is gone (with None), and of each request that was
-    given up. Raises what a device raised of foldspec's own: as in a serial run, that ends the bench."""
+def spread(crew: Crew, places: Sequence[Place], lost: Callable[[str, Sequence[Place]], None]) -> Iterator[Measured]:
+    """Requests as they are done. ``lost`` hears of each device that is gone, and of requests that were given up. Raises
+    what a device raised of foldspec's own: as in a serial run, that ends the bench."""
     free, waiting, tries = deque(range(len(crew.devices))), deque(places), Counter[Place]()
     running: dict[int, Place] = {}
     while waiting or running:
@@ -86,19 +87,19 @@ def spread(crew: Crew, places: Sequence[Place], lost: Callable[[Place | None, st
             raise reply
         if isinstance(reply, Gone):
             tries[place] += 1
-            lost(None, f"device {device} is gone ({reply.why})")
+            lost(f"device {device} is gone ({reply.why})", ())
             if tries[place] < TRIES:
                 waiting.appendleft(place)
             else:
-                lost(place, f"{TRIES} devices died over it")
+                lost(f"{TRIES} devices died over it", (place,))
             continue
         free.append(device)
         told = crew.devices[device]
         told["requests"] += 1
         told["peak_mem_bytes"] = reply.peak_mem_bytes
         yield Measured(place, [line | {"device": device} for line in reply.lines], reply.warmed)
-    for place in waiting:
-        lost(place, "no device is left")
+    if waiting:
+        lost("no device is left", tuple(waiting))
 
 
 def admitted(told: Mapping[str, Any] | FoldspecError, plan: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -78,8 +78,10 @@ class Rays:
         try:
             self._ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **how)
         except Exception as error:  # of many kinds
-            do = f"`ray start --head` begins one; --ray {LOCAL} needs none" if address == AUTO else ""
-            raise ResourceError(f"no Ray cluster ({_line(error)})", where=self._where, do=do) from None
+            if address == AUTO and isinstance(error, ConnectionError):
+                do = f"`ray start --head` begins one; --ray {LOCAL} needs none"
+                raise ResourceError("no Ray cluster runs here", where=self._where, do=do) from None
+            raise ResourceError(f"Ray could not begin ({_line(error)})", where=self._where) from None
 
     def _size(self, count: int | None) -> tuple[int, int]:
         """How many actors, and the cores of each (0 on a GPU: Ray need not count them)."""

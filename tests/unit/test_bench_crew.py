@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ def member() -> Callable[[Place], Reply]:
     return measure
 
 
-def measured(band: Band) -> tuple[list[dict[str, Any]], list[tuple[Place | None, str]], Bench]:
+def measured(band: Band) -> tuple[list[dict[str, Any]], list[tuple[str, Sequence[Place]]], Bench]:
     """What the store has at the end, what was lost, and the bench."""
-    it, lost = bench(), list[tuple[Place | None, str]]()
-    it.run(CELLS, lambda places: crew.spread(band, places, lambda place, why: lost.append((place, why))))
+    it, lost = bench(), list[tuple[str, Sequence[Place]]]()
+    it.run(CELLS, lambda places: crew.spread(band, places, lambda *told: lost.append(told)))
     return it.store.lines, lost, it
 
 
@@ -104,7 +104,7 @@ def test_what_a_device_died_over_is_done_by_another() -> None:
     band = Band([member() for _ in range(3)], dies=lambda device, place: device == 1)
     lines, lost, _ = measured(band)
     assert without(lines, "device") == without(serial(), "device")
-    assert lost == [(None, "device 1 is gone (it was shot)")]
+    assert lost == [("device 1 is gone (it was shot)", ())]
     assert [device for device, place in band.handed if place == PLACES[1]] == [1, 0]  # the next that is free
     assert band.devices[1]["requests"] == 0 and {line["device"] for line in lines} == {0, 2}
 
@@ -113,16 +113,16 @@ def test_a_request_that_kills_two_devices_is_named_and_the_others_go_on() -> Non
     poison = PLACES[4]
     band = Band([member() for _ in range(3)], dies=lambda device, place: place == poison)
     lines, lost, _ = measured(band)
-    assert [place for place, _ in lost] == [None, None, poison] and lost[-1][1] == "2 devices died over it"
+    assert [places for _, places in lost] == [(), (), (poison,)] and lost[-1][0] == "2 devices died over it"
     left = [line for line in serial() if key(line) != poison.item(CELLS).key]
     assert without(lines, "device") == without(left, "device")
 
 
-def test_when_no_device_is_left_every_request_is_named() -> None:
+def test_when_no_device_is_left_the_rest_is_told() -> None:
     band = Band([member()], dies=lambda device, place: place == PLACES[2])
     lines, lost, _ = measured(band)
     assert list(dict.fromkeys(map(key, lines))) == [place.item(CELLS).key for place in PLACES[:2]]
-    assert [place for place, _ in lost] == [None, *PLACES[2:]] and lost[-1][1] == "no device is left"
+    assert [places for _, places in lost] == [(), tuple(PLACES[2:])] and lost[-1][0] == "no device is left"
 
 
 def test_an_error_of_foldspecs_own_ends_the_bench_and_what_was_done_stays() -> None:
@@ -133,7 +133,7 @@ def test_an_error_of_foldspecs_own_ends_the_bench_and_what_was_done_stays() -> N
 
     it = bench()
     with pytest.raises(MeasurementError, match="here: late clock"):
-        it.run(CELLS, lambda places: crew.spread(Band([bad]), places, lambda place, why: None))
+        it.run(CELLS, lambda places: crew.spread(Band([bad]), places, lambda why, places: None))
     assert list(dict.fromkeys(map(key, it.store.lines))) == [place.item(CELLS).key for place in PLACES[:3]]
 
 
