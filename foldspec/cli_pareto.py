@@ -53,7 +53,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     point = parser.add_argument_group("every point")
     point.add_argument(
-        "--accept", default="linear", metavar="RULE", help="linear (default), lenience, cactus, exact, match or typical"
+        "--accept",
+        default="linear",
+        metavar="RULE",
+        help="linear (default), lenience, cactus, exact, match or typical; its options behind colons, as "
+        "cactus:divergence=exact_kl",
     )
     point.add_argument("--context", default="full", metavar="NAME", help="as a method of bench: full, fold:alpha=4")
     point.add_argument("--draft-temperature", type=float, metavar="X", help="default: --temperature's; 0: argmax")
@@ -102,6 +106,10 @@ def _settle(drafter: str | None, asked: Asked, settings: BenchSettings, found: F
     )
     if most is not None and max(axes.draft_tokens) > most:
         raise UsageError(f"the drafter proposes {most} at most, not {max(axes.draft_tokens)}", where="--draft-tokens")
+    needed = max(axes.draft_tokens) + 2
+    if settings.max_new is not None and settings.max_new < needed:
+        what = f"no round would draft all of its {needed - 2} tokens"
+        raise UsageError(what, where=f"--max-new {settings.max_new}", do=f"{needed} or more")
     settings = dataclasses.replace(settings, methods=axes.methods, axes=axes)
     check_options(settings.parsed)
     for method in settings.parsed[1:]:

@@ -81,7 +81,8 @@ class Rays:
             if address == AUTO and isinstance(error, ConnectionError):
                 do = f"`ray start --head` begins one; --ray {LOCAL} needs none"
                 raise ResourceError("no Ray cluster runs here", where=self._where, do=do) from None
-            raise ResourceError(f"Ray could not begin ({_line(error)})", where=self._where) from None
+            do = "" if address == LOCAL else "if the cluster asks for a token: set RAY_AUTH_MODE=token"
+            raise ResourceError(f"Ray could not begin ({_line(error)})", where=self._where, do=do) from None
 
     def _size(self, count: int | None) -> tuple[int, int]:
         """How many actors, and the cores of each (0 on a GPU: Ray need not count them)."""

@@ -197,6 +197,8 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
     unsettled = [w for w in result["warmup"] if not w["settled"]]
     if unsettled:
         said = ", ".join(dict.fromkeys(f"{w['method']} at {w['length']}" for w in unsettled))
+        if result.get("pareto"):  # of very many
+            said = f"{len(unsettled)} of {len(result['warmup'])} methods and lengths"
         lines.append(f"warm-up had not settled to 5%: {said}")
     disturbed = [row for row in result["summary"] if row["diff_from_ar"] and row["lossless"]]
     if disturbed:
