@@ -26,8 +26,8 @@ from foldspec.errors import ResourceError, UsageError
 from foldspec.values import whole
 
 if TYPE_CHECKING:
+    from foldspec.bench.cluster import Cluster
     from foldspec.bench.inputs import Cell
-    from foldspec.bench.rays import Rays
     from foldspec.bench.session import Session
     from foldspec.bench.settings import BenchSettings
     from foldspec.bench.sources import About
@@ -167,7 +167,7 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
 
     say = _nothing if options.quiet else _told
     with contextlib.ExitStack() as held:
-        rays = None if options.ray is None or options.dry_run else held.enter_context(_join(options))
+        cluster = None if options.ray is None or options.dry_run else held.enter_context(_join(options))
         about, engine, settings, told = _load(options, settings, settle, early)
         cells, cut = _cells(options, settings, about)
         say([*told, *cut])
@@ -194,12 +194,12 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
         held.callback(session.close)
         code = 0
         try:
-            if rays is None:
+            if cluster is None:
                 session.run()
             else:
                 session.let_go()
-                rays.begin(member, _words(options, settings), session.plan, partial(progress, "actors are ready"))
-                crew.run(session, rays, lambda line: say([line]))
+                cluster.begin(member, _words(options, settings), session.plan, partial(progress, "actors are ready"))
+                crew.run(session, cluster, lambda line: say([line]))
         except KeyboardInterrupt:
             code = INTERRUPTED
         with ctrl_c_waits():  # from here on a first press costs nothing that was measured
@@ -233,18 +233,18 @@ def _words(options: argparse.Namespace, settings: BenchSettings) -> dict[str, An
     return {"options": told | {"quiet": True}, "settings": settings, "folder": os.getcwd()}
 
 
-def _join(options: argparse.Namespace) -> Rays:
+def _join(options: argparse.Namespace) -> Cluster:
     """The cluster that ``--ray`` names. Threads are from here on those of an actor, in this process too."""
     with ctrl_c_waits():
-        from foldspec.bench.rays import Rays
+        from foldspec.bench.cluster import Cluster
         from foldspec.resources import pick_device
 
     if ":" in options.device:
         what = "is one device: with --ray every actor has its own"
         raise UsageError(what, where=f"--device {options.device}", do="use auto, cpu or cuda")
-    rays = Rays(options.ray, options.ray_actors, cuda=pick_device(options.device).type == "cuda")
-    options.threads = options.threads or rays.threads
-    return rays
+    cluster = Cluster(options.ray, options.ray_actors, cuda=pick_device(options.device).type == "cuda")
+    options.threads = options.threads or cluster.threads
+    return cluster
 
 
 def _cells(options: argparse.Namespace, settings: BenchSettings, about: About) -> tuple[Sequence[Cell], Sequence[str]]:

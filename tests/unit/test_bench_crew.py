@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +16,10 @@ from simulated import TICK, FakeClock, cells
 from tiny import PAIRS
 
 from foldspec.bench import crew
+from foldspec.bench.cluster import cores_each
 from foldspec.bench.crew import Hand, Reply, admitted
 from foldspec.bench.inputs import make_cells
 from foldspec.bench.protocol import Bench, Place
-from foldspec.bench.rays import cores_each
 from foldspec.bench.session import Session
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.sources import About, make_sources
@@ -201,7 +202,9 @@ def hands(count: int) -> list[Hand]:
 def test_a_crew_gives_the_result_of_one_engine(alone: Session, tmp_path: Path) -> None:
     """Out of order, a death and a resumed rest: ids, commits, rounds and drafts' laws are those of the serial run."""
     own = session(out=tmp_path / "out")
+    model = weakref.ref(own.bench.arms[0].engine.resources.found.model)
     own.let_go()
+    assert model() is None  # the devices have all of the memory
     both = hands(2)
     first = Band([hand.measure for hand in both], first=max, dies=lambda device, place: place == Place(1, 1))
     heard: list[str] = []
@@ -209,6 +212,8 @@ def test_a_crew_gives_the_result_of_one_engine(alone: Session, tmp_path: Path) -
     half = own.result()
     own.close()
     assert not half["complete"] and half["notices"][-3:] == heard and "random 24 1 was not measured" in heard[-1]
+    warmed = Counter((one["method"], one["length"]) for one in half["warmup"])  # one device never came to 24
+    assert warmed == {(label, n): 2 if n == 12 else 1 for label in list(own.methods) for n in (12, 24)}
     assert half["env"]["devices"] == first.devices and half["env"]["peak_mem_bytes"] > 2**20
 
     own = session(out=tmp_path / "out", resume=True)

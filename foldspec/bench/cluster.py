@@ -22,7 +22,7 @@ from foldspec.bench.protocol import Place
 from foldspec.bench.session import Session
 from foldspec.errors import FoldspecError, ResourceError, UsageError
 
-__all__ = ["LOCAL", "Rays", "cores_each"]
+__all__ = ["LOCAL", "Cluster", "cores_each"]
 
 LOCAL, AUTO = "local", "auto"
 OBJECTS = 80_000_000  # bytes of memory for what actors send, near the least that Ray takes: lines are small
@@ -35,7 +35,7 @@ def cores_each(cpus: Sequence[int], actors: int) -> int:
     return next(fits, 0)
 
 
-class Rays:
+class Cluster:
     """A :class:`~foldspec.bench.crew.Crew` in a cluster. ``count``: its actors; ``threads``: of each, and of
     whoever is compared with them."""
 
@@ -160,7 +160,7 @@ class Rays:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Rays:
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
