@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__, cli_bench, cli_models, cli_pareto, cli_prompts, cli_results
+from foldspec import __version__, cli_bench, cli_lm_eval, cli_models, cli_pareto, cli_prompts, cli_results
 from foldspec.cli_shared import (
     INTERRUPTED,
     add_dummy,
@@ -186,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cli_models.add_commands(commands)
     cli_results.add_commands(commands)
+    cli_lm_eval.add_command(commands)
     return parser
 
 

@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     point.add_argument("--context", default="full", metavar="NAME", help="as a method of bench: full, fold:alpha=4")
     point.add_argument("--draft-temperature", type=float, metavar="X", help="default: --temperature's; 0: argmax")
-    add_inputs(parser.add_argument_group("what is measured"), tasks="mcq_synthetic,kv", lengths="512", limit=5)
+    add_inputs(parser.add_argument_group("what is measured"), tasks="kv", lengths="512", limit=5)
     add_runs(parser.add_argument_group("how"), warmup=2)
     add_output(parser)
     add_engine(parser)
@@ -80,7 +80,7 @@ def _pareto(options: argparse.Namespace) -> int:
         options.context,
         options.draft_temperature,
     )
-    defaults = {"tasks": "mcq_synthetic,kv", "lengths": "512", "limit": 5, "warmup": 2, "calibrate": True}
+    defaults = {"tasks": "kv", "lengths": "512", "limit": 5, "warmup": 2, "calibrate": True}
     settings = read_settings(options, **defaults)
     return measure(options, settings, partial(_settle, options.drafter, asked), early=True)
 

@@ -19,7 +19,7 @@ if interpreting.INTERPRETED:
 
 
 @pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
+def threads() -> None:
     """A fixed count keeps sums in the same order on every machine. Tiny networks gain nothing from a second thread, and
-    lose much to it where another process is busy."""
-    torch.set_num_threads(2 if request.node.get_closest_marker("slow") else 1)
+    lose much to it where another process of tests is busy."""
+    torch.set_num_threads(1)

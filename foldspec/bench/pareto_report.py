@@ -7,7 +7,7 @@ from typing import Any
 
 from foldspec.bench.summary import FEW
 
-__all__ = ["columns", "flat", "pareto_remarks"]
+__all__ = ["columns", "flat", "in_words", "pareto_remarks", "short_names"]
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -105,7 +105,7 @@ def pareto_remarks(pareto: Mapping[str, Any], temperature: float) -> list[str]:
     points = pareto["points"]
     if not points:
         return []
-    names = {point["method"]: _name(point, pareto["axes"]) for point in points}
+    names = short_names(pareto)
     counts = {(point["task"], point["length"]): point["n"] for point in points}
     lines = _frontiers(pareto["frontiers"], names)
     lines += [_excluded(row, names, counts[row["task"], row["length"]]) for row in pareto["exclusions"]]
@@ -118,6 +118,16 @@ def pareto_remarks(pareto: Mapping[str, Any], temperature: float) -> list[str]:
             "token than the target's argmax is to come; Eq. 6's d_K is the share of drafts that miss it"
         )
     return lines
+
+
+def short_names(pareto: Mapping[str, Any]) -> dict[str, str]:
+    """Of every method of a sweep, in words."""
+    return {point["method"]: _name(point, pareto["axes"]) for point in pareto["points"]}
+
+
+def in_words(text: str, names: Mapping[str, str]) -> str:
+    """A text with the names of points in it, which have no blanks, by their short names."""
+    return " ".join(names.get(word, word) for word in text.split())
 
 
 def _name(point: Row, axes: Mapping[str, Any]) -> str:
@@ -140,8 +150,7 @@ def _frontiers(frontiers: Sequence[Row], names: Mapping[str, str]) -> list[str]:
         if front["frontier"]:
             said = f"frontier, fastest first: {'; '.join(names[label] for label in front['frontier'])}"
         else:
-            why = " ".join(names.get(word, word) for word in front["why_not"].split())  # labels have no blanks
-            said = f"no frontier: {why}"
+            said = f"no frontier: {in_words(front['why_not'], names)}"
         alike.setdefault((front["task"], front["length"], said), []).append(front)
     lines = []
     for (task, length, said), fronts in alike.items():

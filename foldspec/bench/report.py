@@ -13,7 +13,7 @@ from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 from foldspec.tasks import MADE
 
-__all__ = ["FORMATS", "Column", "as_csv", "as_table", "remarks", "render", "tables"]
+__all__ = ["FORMATS", "Column", "as_csv", "as_table", "as_text", "remarks", "render", "tables"]
 
 FORMATS = ("table", "md", "csv", "json")
 FIRST = "every task and length"
@@ -230,8 +230,11 @@ def _made_from(cell: Mapping[str, Any]) -> str:
 
 def as_table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
     """``form``: ``table`` or ``md``."""
-    head = [name for name, _ in columns]
-    body = [[show(row) for _, show in columns] for row in rows]
+    return as_text([name for name, _ in columns], [[show(row) for _, show in columns] for row in rows], form)
+
+
+def as_text(head: Sequence[str], body: Sequence[Sequence[str]], form: str) -> str:
+    """Cells in columns. ``form``: ``table`` or ``md``."""
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
     if form == "md":
         lines = [head, ["-" * width for width in widths], *body]

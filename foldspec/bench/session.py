@@ -142,9 +142,8 @@ class Session:
         settings, labels = self.settings, self.bench.labels
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
-        place = {
-            key: i for i, key in enumerate(inputs)
-        }  # of whatever order they were done in, the figures are the same
+        # in whatever order they were done, the figures are the same
+        place = {key: i for i, key in enumerate(inputs)}
         lines = sorted(self.store.lines, key=lambda line: place[line["task"], line["length"], line["id"]])
         cells, left_out = summary.pairs(lines, labels)
         how = {"resamples": settings.bootstrap, "seed": settings.seed}

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foldspec.bench.files import replace, write_json
 from foldspec.bench.machine import environment
-from foldspec.bench.store import replace, write_json
+from foldspec.bench.report import as_text
 from reproduce import figure
 from reproduce.requests import Taken, short
 
@@ -64,7 +65,7 @@ def origin(engine: Engine, plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    return as_text(head, rows, "md")
 
 
 def sample(taken: Taken) -> str:
