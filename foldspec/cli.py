@@ -54,6 +54,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _mend_streams()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # with --ray: reports to its makers are for a user to turn on
     try:
         options = _parser().parse_args(arguments)
         code: int = options.command(options)

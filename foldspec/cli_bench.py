@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,13 @@ from foldspec.cli_shared import (
     engine_options,
     notices,
 )
-from foldspec.errors import MeasurementError, UsageError
+from foldspec.errors import MeasurementError, ResourceError, UsageError
+from foldspec.values import whole
 
 if TYPE_CHECKING:
+    from foldspec.bench.cluster import Cluster
+    from foldspec.bench.inputs import Cell
+    from foldspec.bench.session import Session
     from foldspec.bench.settings import BenchSettings
     from foldspec.bench.sources import About
     from foldspec.engine import Engine
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 
     Settle = Callable[[BenchSettings, FoundPair], BenchSettings]
 
-__all__ = ["add", "add_inputs", "add_output", "add_runs", "measure", "read_settings"]
+__all__ = ["add", "add_inputs", "add_output", "add_runs", "measure", "member", "read_settings"]
 
 ABOUT = """\
 Plain decoding (ar) is always run, twice on every request: the second run shows the noise. A method is the name of a
@@ -117,6 +122,20 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--dry-run", action="store_true", help="say what would be measured; reads no weights")
     output.add_argument("--format", default="table", choices=("table", "md", "csv", "json"))
     output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+    spread = parser.add_argument_group("several devices, through Ray ([ray]); one request is measured on one of them")
+    spread.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="local (this machine; also without a word, after PAIR), auto (the cluster that runs here), or HOST:PORT",
+    )
+    spread.add_argument(
+        "--ray-actors",
+        type=int,
+        metavar="N",
+        help="default: one a GPU or, on a CPU, one a machine, which share its cores",
+    )
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -144,18 +163,107 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
     ``early`` before its weights are read."""
     if options.resume and options.out is None:
         raise UsageError("needs --out", where="--resume")
+    whole("--ray-actors", options.ray_actors, 1, optional=True)
+    if options.ray_actors is not None and options.ray is None:
+        raise UsageError("needs --ray", where="--ray-actors")
     with ctrl_c_waits():
-        from foldspec.bench.inputs import make_cells, parse_lengths
+        from foldspec.bench import crew
         from foldspec.bench.parity import red
         from foldspec.bench.report import render
         from foldspec.bench.session import Session, dry_run, dry_run_lines
-        from foldspec.bench.sources import OUTPUT, make_sources
 
-    about, engine, settings, told = _load(options, settings, settle, early)
+    say = _nothing if options.quiet else _told
+    with contextlib.ExitStack() as held:
+        cluster = None if options.ray is None or options.dry_run else held.enter_context(_join(options))
+        about, engine, settings, told = _load(options, settings, settle, early)
+        cells, cut = _cells(options, settings, about)
+        say([*told, *cut])
+        if engine is None:
+            plan = dry_run(cells, settings)
+            print(json.dumps(plan) if options.format == "json" else "\n".join(dry_run_lines(plan)), flush=True)
+            return 0
+        made_up = f"{engine.made_up}, " if engine.made_up else ""
+        out = None if options.out is None else Path(options.out)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            say([f"{made_up}{stage}, {done} of {total}"])
+
+        session = Session(
+            engine,
+            settings,
+            cells,
+            out=out,
+            resume=options.resume,
+            notices=cut,
+            progress=progress,
+            unbroken=ctrl_c_waits,
+        )
+        held.callback(session.close)
+        code = 0
+        try:
+            if cluster is None:
+                session.run()
+            else:
+                session.let_go()
+                cluster.begin(member, _words(options, settings), session.plan, partial(progress, "actors are ready"))
+                crew.run(session, cluster, lambda line: say([line]))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        with ctrl_c_waits():  # from here on a first press costs nothing that was measured
+            result = session.result(["foldspec", *sys.argv[1:]])
+            if code:
+                done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
+                say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
+            elif not result["complete"]:
+                code = ResourceError.exit_code
+            print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
+            if red(result):
+                say([f"no speedup is shown of {', '.join(red(result))}: outputs are not plain decoding's"])
+                code = code or MeasurementError.exit_code
+    return code
+
+
+def member(options: Mapping[str, Any], settings: BenchSettings, folder: str) -> Session:
+    """What an actor of Ray measures with: the session of the process that started it, made again of the same words.
+    ``folder``: where relative paths begin."""
+    from foldspec.bench.session import Session
+
+    with contextlib.suppress(OSError):  # on another machine it may not be there, and need not, if no path needs it
+        os.chdir(folder)
+    own = argparse.Namespace(**options)
+    about, engine, settings, _ = _load(own, settings, lambda settled, found: settled, early=False)
+    cells, _ = _cells(own, settings, about)
+    assert engine is not None
+    return Session(engine, settings, cells)
+
+
+def _words(options: argparse.Namespace, settings: BenchSettings) -> dict[str, Any]:
+    """What :func:`member` is told: plain data."""
+    told = {name: value for name, value in vars(options).items() if name != "command"}
+    return {"options": told | {"quiet": True}, "settings": settings, "folder": os.getcwd()}
+
+
+def _join(options: argparse.Namespace) -> Cluster:
+    """The cluster that ``--ray`` names. Threads are from here on those of an actor, in this process too."""
+    with ctrl_c_waits():
+        from foldspec.bench.cluster import Cluster
+        from foldspec.resources import pick_device
+
+    if ":" in options.device:
+        what = "is one device: with --ray every actor has its own"
+        raise UsageError(what, where=f"--device {options.device}", do="use auto, cpu or cuda")
+    cluster = Cluster(options.ray, options.ray_actors, cuda=pick_device(options.device).type == "cuda")
+    options.threads = options.threads or cluster.threads
+    return cluster
+
+
+def _cells(options: argparse.Namespace, settings: BenchSettings, about: About) -> tuple[Sequence[Cell], Sequence[str]]:
+    """What is measured on, and a notice for each length that was cut."""
+    from foldspec.bench.inputs import make_cells, parse_lengths
+    from foldspec.bench.sources import OUTPUT, make_sources
+
     longest = about.max_context - (settings.max_new or OUTPUT)
     lengths, cut = parse_lengths(settings.lengths, longest)
-    say = _nothing if options.quiet else _told
-    say([*told, *cut])
     sources = make_sources(
         settings.task_names,
         about,
@@ -166,45 +274,7 @@ def measure(options: argparse.Namespace, settings: BenchSettings, settle: Settle
         score=settings.score,
         execute=settings.allow_code_execution,
     )
-    cells = make_cells(sources, lengths, limit=settings.limit)
-    if engine is None:
-        plan = dry_run(cells, settings)
-        print(json.dumps(plan) if options.format == "json" else "\n".join(dry_run_lines(plan)), flush=True)
-        return 0
-    made_up = f"{engine.made_up}, " if engine.made_up else ""
-    out = None if options.out is None else Path(options.out)
-
-    def progress(stage: str, done: int, total: int) -> None:
-        say([f"{made_up}{stage}, {done} of {total}"])
-
-    session = Session(
-        engine,
-        settings,
-        cells,
-        out=out,
-        resume=options.resume,
-        notices=cut,
-        progress=progress,
-        unbroken=ctrl_c_waits,
-    )
-    code = 0
-    try:
-        try:
-            session.run()
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        with ctrl_c_waits():  # from here on a first press costs nothing that was measured
-            result = session.result(["foldspec", *sys.argv[1:]])
-            if code:
-                done = sum(cell["n"] + sum(cell["excluded"].values()) for cell in result["tasks"])
-                say([f"interrupted; requests done: {done}{f', kept in {out}' if out else ''}"])
-            print(json.dumps(result) if options.format == "json" else render(result, options.format), flush=True)
-            if red(result):
-                say([f"no speedup is shown of {', '.join(red(result))}: outputs are not plain decoding's"])
-                code = code or MeasurementError.exit_code
-    finally:
-        session.close()
-    return code
+    return make_cells(sources, lengths, limit=settings.limit), cut
 
 
 def _check_tasks(settings: BenchSettings) -> None:

@@ -13,18 +13,17 @@ from typing import Any
 
 from foldspec.engine import Engine
 
-__all__ = ["environment", "load", "prepared"]
+__all__ = ["environment", "load", "peak_memory", "prepared"]
 
 
 def environment(engine: Engine) -> dict[str, Any]:
     """What the engine says of versions, device, threads and kernels, and what surrounds it."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
     return engine.env() | {
         "device_type": engine.resources.device.type,
         "git": _git(),
         "os": platform.platform(),
         "cores": os.cpu_count(),
-        "peak_mem_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "peak_mem_bytes": peak_memory(),
     }
 
 
@@ -32,6 +31,12 @@ def prepared(engine: Engine) -> int:
     """Kernels compiled, libraries loaded and rounds recorded so far for rounds of an engine."""
     graphs = engine.scheduler.rounds.graphs
     return engine.resources.kernels.prepared + (0 if graphs is None else graphs.prepared)
+
+
+def peak_memory() -> int:
+    """The most that this process has held, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def load() -> list[float] | None:

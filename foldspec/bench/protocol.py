@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,7 @@ from foldspec.options import SamplingParams
 from foldspec.schedule.trace import PARTS, Stopwatch
 from foldspec.tasks.base import Score
 
-__all__ = ["Arm", "Bench", "WarmUp"]
+__all__ = ["Arm", "Bench", "Elsewhere", "Measured", "Place", "WarmUp"]
 
 SETTLED = 0.05
 SEED_DIGITS = 13  # hexadecimal: 52 bits
@@ -59,6 +59,29 @@ class WarmUp:
     @property
     def settled(self) -> bool:
         return self.change is not None and self.change < SETTLED
+
+
+@dataclass(frozen=True)
+class Place:
+    """Request ``number`` of a cell; the order of its methods follows from that number."""
+
+    cell: int
+    number: int
+
+    def item(self, cells: Sequence[Cell]) -> Input:
+        return cells[self.cell].inputs[self.number]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The lines of a request, and what was warmed up elsewhere before it."""
+
+    place: Place
+    lines: list[dict[str, Any]]
+    warmed: Sequence[WarmUp] = ()
+
+
+Elsewhere = Callable[[Sequence[Place]], Iterable[Measured]]  # in any order, and perhaps not all
 
 
 @dataclass
@@ -98,20 +121,25 @@ class Bench:
     def labels(self) -> list[str]:
         return list(self._all)
 
-    def run(self, cells: Sequence[Cell]) -> None:
-        """Measure what the store does not have yet. An interrupt loses the request that runs, and nothing else."""
-        total = sum(len(cell.inputs) for cell in cells)
-        done = 0
-        for cell in cells:
-            for number, item in enumerate(cell.inputs):
-                if not self.store.has(item.key):
-                    if cell.length not in {warm.length for warm in self.warmed}:
-                        self.warm_up(cell)
-                    lines = self.request(item, number)
-                    with self.unbroken():
-                        self.store.append(lines)
-                done += 1
-                self.progress(f"{cell.task} {cell.length}: {item.id}", done, total)
+    def run(self, cells: Sequence[Cell], elsewhere: Elsewhere | None = None) -> None:
+        """Measure what the store does not have yet, here or ``elsewhere``. An interrupt loses the requests that run,
+        and nothing else."""
+        planned = [Place(i, number) for i, cell in enumerate(cells) for number in range(len(cell.inputs))]
+        places = [place for place in planned if not self.store.has(place.item(cells).key)]
+        here = (Measured(place, self.measure(cells, place)) for place in places)
+        for done, found in enumerate(elsewhere(places) if elsewhere else here, len(planned) - len(places) + 1):
+            with self.unbroken():
+                self.store.append(found.lines)
+            self.warmed += found.warmed
+            item = found.place.item(cells)
+            self.progress(f"{item.task} {item.length}: {item.id}", done, len(planned))
+
+    def measure(self, cells: Sequence[Cell], place: Place) -> list[dict[str, Any]]:
+        """The lines of one request, after the warm-up of its length if there was none."""
+        cell = cells[place.cell]
+        if cell.length not in {warm.length for warm in self.warmed}:
+            self.warm_up(cell)
+        return self.request(cell.inputs[place.number], place.number)
 
     def warm_up(self, cell: Cell) -> None:
         """Run each method on the cell's spare input until it settles, ``warmup`` times at most."""

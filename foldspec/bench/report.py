@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -207,6 +208,13 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
             )
     if result["env"]["device_type"] == "cpu":
         lines.append("CPU: ratios on this machine, not a GPU's")
+    devices = result["env"].get("devices") or []
+    if devices:
+        machines = len({device["machine"] for device in devices})
+        said = ", ".join(f"{count} {name}" for name, count in Counter(device["name"] for device in devices).items())
+        lines.append(f"spread by Ray over {said} (machines: {machines}), each request on one of them")
+        if result["env"]["device_type"] == "cpu" and machines < len(devices):
+            lines.append("actors on one machine disturb one another's times: for these, believe a run without them")
     for cell in result["tasks"]:
         counts = {why: count for why, count in cell["excluded"].items() if count}
         if counts:
@@ -214,7 +222,7 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
             lines.append(f"{cell['name']} {cell['length']}: left out: {said}")
     unsettled = [w for w in result["warmup"] if not w["settled"]]
     if unsettled:
-        said = ", ".join(f"{w['method']} at {w['length']}" for w in unsettled)
+        said = ", ".join(dict.fromkeys(f"{w['method']} at {w['length']}" for w in unsettled))
         if result.get("pareto"):  # of very many
             said = f"{len(unsettled)} of {len(result['warmup'])} methods and lengths"
         lines.append(f"warm-up had not settled to 5%: {said}")
@@ -235,7 +243,7 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
     if "random" in result["settings"]["tasks"]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:
-        lines.append("INCOMPLETE: interrupted; go on with --resume")
+        lines.append("INCOMPLETE: not every request was measured; go on with --resume")
     return lines
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foldspec.acceptance import make_rule
 from foldspec.bench import clocks, guards, parity, summary
@@ -18,7 +21,7 @@ from foldspec.bench.inputs import Cell
 from foldspec.bench.machine import environment, load, prepared
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.modelled import calibration
-from foldspec.bench.protocol import Arm, Bench
+from foldspec.bench.protocol import Arm, Bench, Elsewhere
 from foldspec.bench.quality import Quality
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
@@ -88,7 +91,11 @@ class Session:
             unbroken=unbroken,
         )
         self._drafter = next((self.methods[arm.label]["drafter"] for arm in arms if arm.drafts), None)
-        self.store.open(self._plan(), resume=resume)
+        self.devices: list[dict[str, Any]] | None = None  # those that measure in place of the engines here
+        self._engines = [engine, *engines.values(), *(self._calibrator.engines.values() if self._calibrator else ())]
+        self._surroundings: dict[str, Any] | None = None
+        self.plan = self._plan()
+        self.store.open(self.plan, resume=resume)
         self._load, self._complete = load(), False
         self._probe: dict[str, dict[str, Any]] = {}
         self._bandwidth = read_bandwidth(self._device)
@@ -119,12 +126,27 @@ class Session:
             "inputs": inputs,
         }
 
-    def run(self) -> None:
+    def run(self, elsewhere: Elsewhere | None = None) -> None:
         """Whatever ends this, what was measured stays."""
-        self.bench.clocks.read()  # at rest, so that something is known of a bench that has nothing left to measure
+        if elsewhere is None:
+            self._look()
+        self.bench.run(self.cells, elsewhere)
+        self._complete = all(self.store.has(item.key) for cell in self.cells for item in cell.inputs)
+
+    def _look(self) -> None:
+        """Clocks at rest, so that something is known of a bench that has nothing left to measure; and parity."""
+        self.bench.clocks.read()
         self._probe = parity.probe(self.bench.arms, self.cells[0].spare.ids, self.bench.progress)
-        self.bench.run(self.cells)
-        self._complete = True
+
+    def let_go(self) -> None:
+        """Close the engines: they have said what is measured, and others measure, who need the device's memory."""
+        self._look()
+        self._surroundings = environment(self._plain)
+        for engine in dict.fromkeys(self._engines):
+            engine.close()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         self.store.close()
@@ -176,7 +198,7 @@ class Session:
                 "max_context": self.bench.max_context,
                 "stop_ids": sorted(self.bench.stop_ids),
             },
-            "methods": {arm.label: self.methods[arm.label] | {"graphs": arm.engine.graphs} for arm in self.bench.arms},
+            "methods": self._methods_at_the_end(),
             "tasks": [
                 {
                     "name": cell.task,
@@ -218,15 +240,20 @@ class Session:
         check(result)
         return result
 
+    def _methods_at_the_end(self) -> dict[str, Any]:
+        """What recording made of a method may only be known now. Of engines that were let go it is what they said."""
+        if self._surroundings is not None:
+            return self.methods
+        return {arm.label: self.methods[arm.label] | {"graphs": arm.engine.graphs} for arm in self.bench.arms}
+
     def _env(self) -> dict[str, Any]:
+        found = self._surroundings or environment(self._plain)
+        if self.devices is not None:
+            found |= {"devices": self.devices, "peak_mem_bytes": max(one["peak_mem_bytes"] for one in self.devices)}
         return (
-            environment(self._plain)
+            found
             | self.bench.clocks.facts()
-            | {
-                "load_before": self._load,
-                "load_after": load(),
-                "read_gb_s": self._bandwidth,
-            }
+            | {"load_before": self._load, "load_after": load(), "read_gb_s": self._bandwidth}
         )
 
 
