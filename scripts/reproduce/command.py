@@ -19,9 +19,16 @@ from _options import Parser
 
 from foldspec.cli_shared import INTERRUPTED
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from reproduce import figure, options, report
+from reproduce import dry, figure, options, report, tables
+from reproduce.study import Study
 
 NAMES = {
+    "table2": "every method with DFlash drafters on the paper's benchmarks",
+    "table3": "every method with DSpark drafters",
+    "table7": "how many requests of each benchmark there are, of which lengths",
+    "table8": "every method on SPEED-Bench",
+    "table9": "every method with Qwen3-8B's DFlash",
+    "table10": "every method in a second engine, and outputs that differ",
     "all_methods": "every method by task and length: tau offline and live, speedup",
     "table4": "what the window brings, and what the far memory, on code",
     "table5": "alpha 2 against 1 and 4 against 2, by group of tasks",
@@ -65,11 +72,22 @@ def make(words: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    options.add(parser)
-    module.options(parser)
+    study: Study | None = getattr(module, "STUDY", None)
+    if study is None:
+        options.add(parser)
+        module.options(parser)
+    else:
+        tables.add(parser, study)
     chosen = parser.parse_args(words[1:])
-    figure.need_matplotlib()  # said now, not after hours
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.dry_run:
+        print("\n".join(dry.lines(name, module, study or dry.of_options(module, chosen), chosen)))
+        return
+    if chosen.out is None and getattr(module, "WRITES", True):
+        raise UsageError("needs --out DIR, or --dry-run", where=name)
+    if study is None:
+        figure.need_matplotlib()  # said now, not after hours
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
     made = module.run(chosen)
     report.write(chosen.out, name, module, made, ["reproduce", *words])
 

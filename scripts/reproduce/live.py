@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foldspec.bench import metrics
+from foldspec.bench.inputs import Cell
 from foldspec.bench.lines import check_line
 from foldspec.bench.methods import AR_AGAIN
 from foldspec.bench.session import Session
@@ -28,7 +29,6 @@ METHODS = "full,window,shared_window,fold,streaming,yarn,rerope,infllm,cmr"
 def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -> None:
     """What ``foldspec bench PAIR --methods .. --tasks TASK .. --out WORK/live-TASK`` does; a folder that it made is
     taken as it is, or gone on with. Raises :class:`UsageError` for one of other settings."""
-    folder = work / f"live-{task}"
     settings = BenchSettings(
         methods=METHODS,
         tasks=task,
@@ -38,13 +38,20 @@ def measure(engine: Engine, chosen: argparse.Namespace, work: Path, task: str) -
         seed=chosen.seed,
     )
     cells, cut = options.cells(engine, chosen, task, settings.lengths)
+    keep(engine, settings, cells, work / f"live-{task}", cut)
+
+
+def keep(
+    engine: Engine, settings: BenchSettings, cells: Sequence[Cell], folder: Path, notices: Sequence[str] = ()
+) -> None:
+    """Measure into a bench folder what it lacks of these cells."""
     again = folder.is_dir() and any(folder.iterdir())
 
     def progress(stage: str, done: int, total: int) -> None:
         print(f"live {stage}, {done} of {total}", file=sys.stderr, flush=True)
 
     session = Session(
-        engine, settings, cells, out=folder, resume=again, notices=cut, progress=progress, unbroken=ctrl_c_waits
+        engine, settings, cells, out=folder, resume=again, notices=notices, progress=progress, unbroken=ctrl_c_waits
     )
     try:
         if again and _result(folder).get("complete") and all(session.store.has(i.key) for c in cells for i in c.inputs):
@@ -76,8 +83,9 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
                 tau = {name: metrics.tau(line["commits"]) or 0.0 for name, line in group.items()}
                 rounds = {name: line["rounds"] for name, line in group.items()}
                 tpot = {name: line["tpot_ms"] for name, line in group.items()}
+                differs = frozenset(name for name, line in group.items() if line["first_diff"] is not None)
                 one = next(iter(group.values()))
-                taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot))
+                taken.requests.append(Request(task, length, one["id"], one["n_in"], tau, rounds, tpot, differs))
     taken.requests.sort(key=lambda each: wanted.index(each.task))
     if not taken.requests:
         raise UsageError(f"hold no requests of {', '.join(wanted)}", where=", ".join(map(str, folders)) or "--bench")

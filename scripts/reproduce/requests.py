@@ -18,7 +18,7 @@ from foldspec.errors import UsageError
 class Request:
     """``length`` is what was asked for, ``n_in`` the prompt's tokens. ``tau`` and ``rounds`` by method: live, committed
     tokens a round; offline, tau_fs, and the positions that it is the mean of. ``tpot`` in milliseconds by method, plain
-    decoding included; empty offline."""
+    decoding included, and the methods whose output ``differs`` from plain decoding's; empty offline."""
 
     task: str
     length: int
@@ -27,6 +27,7 @@ class Request:
     tau: dict[str, float]
     rounds: dict[str, int]
     tpot: dict[str, float] = field(default_factory=dict)
+    differs: frozenset[str] = frozenset()
 
 
 SETTINGS = {"pair", "target", "window", "max_context"}  # of a method, that tables tell
