@@ -39,7 +39,8 @@ def rows_of(
             continue
         known = study.figures(pair, column)
         for method in (name for name in taken.methods if name not in (AR, AR_AGAIN)):
-            paper = dict(zip(FIGURES, known.get(method, ()), strict=False))
+            theirs = zip(FIGURES, known.get(method, ()), strict=False)  # a file may have more figures
+            paper = {name: value for name, value in theirs if value is not None}
             ours = {name: mean(shares, of(method)) for name, of in FIGURES.items()}
             rows.append(
                 {

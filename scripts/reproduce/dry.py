@@ -73,7 +73,7 @@ def lines(name: str, module: ModuleType, study: Study, chosen: argparse.Namespac
     yield _pairs(pairs, gpu)
     yield ""
     if planned:
-        yield _requests(planned, gpu)
+        yield _requests(planned, study, gpu)
         yield ""
     yield from (f"- {_runs(names, arms)}" for arms, names in _together(study, pairs).items() if study.bench)
     yield from (f"- {remark}" for remark in remarks)
@@ -183,7 +183,7 @@ def _planned(known: Known, study: Study, chosen: argparse.Namespace, gpu: Gpu) -
                 continue
             done.add(part)
             counted = _counted(about, part, chosen, remarks)
-            n, whose, tokens, text = counted or _said(known.name, study, part, chosen)
+            n, whose, tokens, text = counted or _said(known, study, part, chosen)
             output = chosen.max_new or make_task(part.task).max_new
             seconds = (
                 None
@@ -223,15 +223,17 @@ def _counted(
     return len(sizes), "ours", sum(sizes) // len(sizes), counts.span(sizes)
 
 
-def _said(pair: str, study: Study, part: Part, chosen: argparse.Namespace) -> tuple[int | None, str, int, str]:
+def _said(known: Known, study: Study, part: Part, chosen: argparse.Namespace) -> tuple[int | None, str, int, str]:
     """The same from what the paper says, or from what is asked for."""
-    count, span = paper.requests(study.facts, pair, part.label), paper.inputs(pair, part.label)
+    count, span = paper.requests(study.facts, known.name, part.label), paper.inputs(known.name, part.label)
     most = chosen.limit or (part.most if part.task in MADE else None)
     bound = None if most is None else most * max(1, len(part.lengths))
-    known = part.lengths and part.task not in ("repobench", "repobench_java")
-    tokens = sum(part.lengths) // len(part.lengths) if known else _middle(span) or UNKNOWN
+    exact = part.lengths and part.task not in ("repobench", "repobench_java")
+    tokens = sum(part.lengths) // len(part.lengths) if exact else _middle(span) or UNKNOWN
     if span is None:
         span = " ".join(map(short, part.lengths)) if part.lengths else "not known"
+    if part.task in PUBLISHED and exact and min(part.lengths) > longest_prompt(known.longest, 1):
+        return 0, "none fits", tokens, span
     if count is None and bound is None:
         return None, "needs its data", tokens, span
     if count is None or (bound is not None and bound < count):
@@ -267,15 +269,17 @@ def _pairs(pairs: Sequence[Known], gpu: Gpu) -> str:
     return report.aligned(["pair", "target", "drafter", "max context", "one request takes", f"on {gpu.name}"], rows)
 
 
-def _requests(planned: Sequence[Planned], gpu: Gpu) -> str:
+def _requests(planned: Sequence[Planned], study: Study, gpu: Gpu) -> str:
     rows, before = [], ""
     for each in planned:
         hours = "" if each.hours is None else _hours(each.hours)
         n = "?" if each.n is None else str(each.n)
         pair = "" if each.pair == before else each.pair
-        rows.append([pair, each.column, each.part.label, n, each.whose, each.input, str(each.output), hours])
+        row = [pair, each.column, each.part.label, n, each.whose, each.input, str(each.output)]
+        rows.append([*row, hours] if study.bench else row)
         before = each.pair
-    return report.aligned(["pair", "column", "task", "n", "whose n", "prompt tokens", "output", f"on {gpu.name}"], rows)
+    head = ["pair", "column", "task", "n", "whose n", "prompt tokens", "output"]
+    return report.aligned([*head, f"on {gpu.name}"] if study.bench else head, rows)
 
 
 def _left_out(pairs: Sequence[Known], planned: Sequence[Planned]) -> Iterator[str]:

@@ -14,6 +14,8 @@ from typing import Any
 from foldspec.bench.inputs import Cell
 from foldspec.bench.sources import About
 from foldspec.errors import FoldspecError
+from foldspec.tasks import make_task
+from foldspec.tasks.data import Access
 from reproduce import counts, paper, report, tables
 from reproduce.study import CODE, GENERAL, K, Part, Study, one
 from reproduce.table2 import DEVELOPED
@@ -56,18 +58,34 @@ def run(chosen: argparse.Namespace) -> report.Report:
 def _row(pair: str, part: Part, about: About | None, chosen: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"pair": pair, "task": part.label, "ours": None}
     row["paper"] = {"n": paper.requests(STUDY.facts, pair, part.label), "tokens": paper.inputs(pair, part.label)}
-    if about is None:
-        return row
     given = part.task in counts.data_of(chosen).paths
+    if about is None:
+        if why := _missing(part, chosen):
+            notes.append(why)
+        return row
     try:
         cells = counts.cells_of(about, [part], chosen, offline=chosen.offline or not given)
     except FoldspecError as error:
         if given:
             raise
-        notes.append(f"{part.task}: data not at hand: {error.do or error}")
+        notes.append(_not_there(part, error))
         return row
     row["ours"] = _ours(cells)
     return row
+
+
+def _missing(part: Part, chosen: argparse.Namespace) -> str:
+    """What is said of data that is not there, where there is no tokenizer to count it with."""
+    task = make_task(part.task, Access(counts.data_of(chosen).paths.get(part.task), offline=True))
+    try:
+        next(iter(task.items(lambda text: (0,), (part.lengths or (1,))[0], 1, 0)), None)
+    except FoldspecError as error:
+        return _not_there(part, error)
+    return ""
+
+
+def _not_there(part: Part, error: FoldspecError) -> str:
+    return f"{part.task}: data not at hand: {error.do or error}"
 
 
 def _ours(cells: list[Cell]) -> dict[str, Any]:
