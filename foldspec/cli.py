@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foldspec import __version__, cli_bench, cli_models, cli_prompts, cli_results
+from foldspec import __version__, cli_bench, cli_models, cli_pareto, cli_prompts, cli_results
 from foldspec.cli_shared import (
     INTERRUPTED,
     add_dummy,
@@ -180,6 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
 
     cli_bench.add(commands.add_parser("bench", help="measure methods against plain decoding", allow_abbrev=False))
+    cli_pareto.add(
+        commands.add_parser("pareto", help="sweep effort and leniency: speed and quality", allow_abbrev=False)
+    )
     cli_models.add_commands(commands)
     cli_results.add_commands(commands)
     return parser

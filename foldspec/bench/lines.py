@@ -93,6 +93,10 @@ _BODY: dict[str, Callable[[Any], bool]] = {
     "parts_ms": lambda x: x is None or _parts(x),
     "calibration": lambda x: x is None or _calibration(x),
 }
+_OF_A_SWEEP: dict[str, Callable[[Any], bool]] = {  # on lines of a plain bench they are not
+    "logprob": lambda x: x is None or _number(x, -math.inf),
+    "spent": lambda x: x is None or (_number(x) and x <= 1 + 1e-9),
+}
 
 
 def check_line(line: Any, where: str) -> None:
@@ -108,7 +112,8 @@ def check_line(line: Any, where: str) -> None:
     for name in LATER:
         if body is _BODY:
             line.setdefault(name, None)
-    for name, right in {**_HEAD, **body}.items():
+    swept = {name: right for name, right in _OF_A_SWEEP.items() if name in line}
+    for name, right in {**_HEAD, **body, **swept}.items():
         if name not in line or not right(line[name]):
             refuse(f"{name} is {f'{line[name]!r:.40}' if name in line else 'missing'}")
     if line["finish"] == "failed":

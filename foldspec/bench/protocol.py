@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,8 +61,8 @@ class WarmUp:
 @dataclass
 class Bench:
     """``arms`` begin with plain decoding; its second run is added here. ``calibrate`` (prefix, params, limit) makes
-    what is kept of a request besides, on the line of plain decoding. ``guarded=False`` is for tests that show what a
-    fault would do."""
+    what is kept of a request besides, on the line of plain decoding. ``quality`` (prefix, runs, what calibrate made)
+    says of each method what a sweep keeps besides. ``guarded=False`` is for tests that show what a fault would do."""
 
     arms: Sequence[Arm]
     params: SamplingParams
@@ -73,6 +73,7 @@ class Bench:
     warmup: int = 4
     trace: bool = False
     calibrate: Callable[[Any, SamplingParams, int], dict[str, Any] | None] | None = None
+    quality: Callable[[Any, Mapping[str, Run], Any], Mapping[str, dict[str, Any]]] | None = None
     guarded: bool = True
     clock: Clock = time.perf_counter
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
@@ -150,6 +151,7 @@ class Bench:
                     if arm.label in runs:
                         traces[arm.label] = self.traced(arm, prefix, params)
             calibration = self.calibrate(prefix, params, limit) if self.calibrate else None
+            quality = self.quality(prefix, runs, calibration) if self.quality else {}
             timing = prefix.draft_seconds
         if self.guarded:
             guards.check_group(runs, where)
@@ -181,6 +183,7 @@ class Bench:
             line["bytes_a_round"] = arm.engine.bytes_read(middle)
             line["parts_ms"] = traces.get(label)
             line["calibration"] = calibration if label == AR else None
+            line |= quality.get(label, {})
             lines.append(line)
         return lines
 

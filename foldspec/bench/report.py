@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from foldspec.bench import model_report
+from foldspec.bench import model_report, pareto_report
 from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 from foldspec.tasks import MADE
@@ -111,13 +111,17 @@ LEGEND = (
 
 def render(result: Mapping[str, Any], form: str) -> str:
     """``form`` is ``table``, ``md`` or ``csv`` (the rows alone, with the names and numbers of the JSON)."""
+    pareto, bullet = result.get("pareto"), "- " if form == "md" else ""
     if form == "csv":
-        return as_csv(result["summary"])
+        return as_csv(pareto_report.flat(pareto) if pareto else result["summary"])
+    if pareto:
+        said = pareto_report.pareto_remarks(pareto, result["settings"]["temperature"])
+        table = as_table(pareto_report.columns(pareto), pareto["points"], form)
+        return f"{table}\n\n" + "\n".join(bullet + line for line in [*result["notices"], *said, *conditions(result)])
     blocks = []
     for title, columns, rows in tables(result):
         blocks += [] if title == FIRST else [title]
         blocks.append(as_table(columns, rows, form))
-    bullet = "- " if form == "md" else ""
     return "\n\n".join([*blocks, "\n".join(bullet + line for line in remarks(result))])
 
 
@@ -151,6 +155,12 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     model = result.get("calibration")
     if model and model["methods"]:
         lines += model_report.model_remarks(result["settings"]["temperature"])
+    return [*result["notices"], *lines, *conditions(result)]
+
+
+def conditions(result: Mapping[str, Any]) -> list[str]:
+    """How it was measured, and what speaks against it."""
+    lines: list[str] = []
     floor = result["noise"]
     if floor is not None:
         low, high = floor["ar_vs_ar_ci"]
@@ -184,7 +194,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if disturbed:
         lines.append("OUTPUTS DIFFER FROM PLAIN DECODING: only near ties (a tiny gap) are no fault")
     for label, method in result["methods"].items():
-        if not method["lossless"] and not method.get("made_up"):
+        if not method["lossless"] and not method.get("made_up") and not result.get("pareto"):  # whose table says so
             lines.append(f"{label} is LOSSY: its output's law is {method['law']}")
     loads = [f"{load[0]:.1f}" for load in (result["env"]["load_before"], result["env"]["load_after"]) if load]
     if loads:
@@ -197,7 +207,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         lines.append("random: ids drawn evenly; its tau means nothing")
     if not result["complete"]:
         lines.append("INCOMPLETE: interrupted; go on with --resume")
-    return [*result["notices"], *lines]
+    return lines
 
 
 def _made_from(cell: Mapping[str, Any]) -> str:

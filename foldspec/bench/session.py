@@ -19,14 +19,17 @@ from foldspec.bench.machine import environment, load
 from foldspec.bench.methods import AR_AGAIN, Method, check_drafts
 from foldspec.bench.modelled import calibration
 from foldspec.bench.protocol import Arm, Bench
+from foldspec.bench.quality import Quality
 from foldspec.bench.schema import NAME, check
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.sources import OUTPUT
 from foldspec.bench.store import Store
+from foldspec.bench.sweep import pareto
 from foldspec.context import uses
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import CONTEXT_FIELDS, MethodOptions, SamplingParams
+from foldspec.tasks import chance
 
 __all__ = ["Session", "check_options", "dry_run", "dry_run_lines"]
 
@@ -62,6 +65,8 @@ class Session:
         longest = max(item.max_new or OUTPUT for cell in cells for item in cell.inputs)
         params = SamplingParams(max_tokens=longest, ignore_eos=settings.ignore_eos, temperature=settings.temperature)
         self._calibrator = Calibrator(arms[1:], params) if settings.calibrate else None
+        plans = () if self._calibrator is None else self._calibrator.plans
+        quality = Quality({plan.label: plan.own for plan in plans}) if settings.axes else None
         self.store = Store(out, arms=[arm.label for arm in arms])
         self.bench = Bench(
             arms,
@@ -73,6 +78,7 @@ class Session:
             warmup=settings.warmup,
             trace=settings.trace,
             calibrate=self._calibrator.request if self._calibrator else None,
+            quality=quality.request if quality else None,
             progress=progress,
             unbroken=unbroken,
         )
@@ -120,7 +126,11 @@ class Session:
         settings, labels = self.settings, self.bench.labels
         inputs = {item.key: item.sha256 for cell in self.cells for item in cell.inputs}
         guards.check_sample(self.store.lines, inputs, {cell.spare.sha256 for cell in self.cells})
-        cells, left_out = summary.pairs(self.store.lines, labels)
+        place = {
+            key: i for i, key in enumerate(inputs)
+        }  # of whatever order they were done in, the figures are the same
+        lines = sorted(self.store.lines, key=lambda line: place[line["task"], line["length"], line["id"]])
+        cells, left_out = summary.pairs(lines, labels)
         how = {"resamples": settings.bootstrap, "seed": settings.seed}
         rows = summary.rows(cells, labels, bandwidth=self._bandwidth, drawn=settings.temperature > 0, **how)
         excluded = {
@@ -182,6 +192,10 @@ class Session:
             "notices": self.notices,
             "requests": summary.requests(cells, labels),
         }
+        if settings.axes is not None and model is not None:
+            chances = {cell.task: chance(cell.task) for cell in self.cells}
+            lossless = {label: bool(method["lossless"]) for label, method in self.methods.items()}
+            result["pareto"] = pareto(settings.axes, cells, model["methods"], lossless, chances, **how)
         self.store.finish(result)
         check(result)
         return result

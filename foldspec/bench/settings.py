@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foldspec.bench.axes import Axes
 from foldspec.bench.bootstrap import RESAMPLES
 from foldspec.bench.methods import AR, Method, parse_methods
 from foldspec.errors import UsageError
@@ -31,7 +32,7 @@ class BenchSettings:
     """``lengths`` as written (``512,2k``); ``limit`` requests a task and length; ``max_new`` tokens of output (None:
     each task's own); ``data``: the user's own files, as TASK=PATH; ``score``: also by libraries;
     ``warmup`` runs of a method and length at most; ``temperature`` of all requests; ``against``: a method that the
-    others are compared with too."""
+    others are compared with too; ``axes``: what the methods of a sweep were made from (None: a plain bench)."""
 
     methods: str = "lookup,full,window,fold"
     tasks: str = "docs,code,kv"
@@ -50,6 +51,7 @@ class BenchSettings:
     data: Sequence[str] = ()
     score: bool = False
     allow_code_execution: bool = False
+    axes: Axes | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
@@ -84,7 +86,7 @@ class BenchSettings:
 
     def as_dict(self) -> dict[str, object]:
         """For a report: methods and tasks as lists."""
-        own = dataclasses.asdict(self)
+        own = {name: value for name, value in dataclasses.asdict(self).items() if name != "axes" or self.axes}
         return own | {"methods": [m.label for m in self.parsed], "tasks": self.task_names}
 
 

@@ -61,6 +61,7 @@ class DrafterNetwork(nn.Module, ABC):
 
     ``facts``      what the drafter asks of its target
     ``block``      B, the rows of a block, the anchor's included; None: as many as are asked for
+    ``most``       drafts that a block of its own proposes at most; None: as many as are asked for
     ``confident``  whether it says where a block is not worth verifying any further
     ``integer``    tensors that hold whole numbers
     ``verdict``    what it means that a target passed all checks, in words
@@ -71,6 +72,7 @@ class DrafterNetwork(nn.Module, ABC):
 
     facts: DrafterFacts
     block: int | None = None
+    most: int | None = None
     confident: bool = False
     integer: frozenset[str] = frozenset()
     efforts: frozenset[str] = frozenset()

@@ -190,7 +190,7 @@ class DFlashNetwork(ConditionedNetwork):
     def __init__(self, config: DFlashConfig, kernels: Kernels) -> None:
         super().__init__()
         g = config.geometry
-        self.config, self.facts = config, config.facts
+        self.config, self.facts, self.most = config, config.facts, config.max_drafts
         self.block, self.layer_facts = config.block, config.layers
         self.rope, self.scale, self.heads = config.rope, g.head_dim**-0.5, g.heads
         self.fc = Linear(len(config.taps) * g.width, g.width, kernels)

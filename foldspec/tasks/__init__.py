@@ -7,12 +7,13 @@ with no paper. Those that are published are read from where they are, or from ``
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from foldspec.errors import UsageError
 from foldspec.tasks.base import Task
 from foldspec.tasks.data import Access
 
-__all__ = ["MADE", "PUBLISHED", "TASKS", "make_task"]
+__all__ = ["MADE", "PUBLISHED", "TASKS", "chance", "make_task"]
 
 # name -> "module:class"; imported when it is asked for
 MADE = {  # of any length, without data
@@ -48,9 +49,18 @@ def make_task(name: str, access: Access | None = None) -> Task:
     data that is given to a task that takes none."""
     if name not in TASKS:
         raise UsageError(f"unknown task {name!r}", do=f"known: {', '.join(TASKS)}")
-    module, _, attribute = TASKS[name].partition(":")
-    kind = getattr(import_module(module), attribute)
+    kind = _kind(name)
     if name in MADE and access is not None and access.path is not None:
         raise UsageError("takes no data: it is made here", where=f"--data {name}={access.path}")
     task: Task = kind() if name in MADE else kind(access)
     return task
+
+
+def chance(name: str) -> float | None:
+    """The score that guessing gets; None for what is no task, or not scored."""
+    return _kind(name).chance if name in TASKS and _kind(name).scoring else None
+
+
+def _kind(name: str) -> Any:
+    module, _, attribute = TASKS[name].partition(":")
+    return getattr(import_module(module), attribute)

@@ -41,12 +41,14 @@ class Score:
 
 class Task(ABC):
     """``max_new``: tokens to generate, unless told otherwise. ``scoring``: the rule of :meth:`score`, in words.
+    ``chance``: the score that guessing gets.
     ``library``: the module without which :meth:`by_library` cannot judge. ``executes``: judging runs what a model
     wrote. ``whole``: prompts are as long as they are, and a length only bounds them."""
 
     name: ClassVar[str]
     max_new: ClassVar[int]
     scoring: ClassVar[str] = ""
+    chance: ClassVar[float] = 0.0
     library: ClassVar[str] = ""
     executes: ClassVar[bool] = False
     whole: ClassVar[bool] = False

@@ -37,6 +37,7 @@ class GPQADiamond(Published):
         "common.py",
         lambda text: cast(str, constant(text, "QUERY_TEMPLATE_MULTICHOICE")),
     )
+    chance = 0.25
     scoring = "the last `Answer: X`, else the boxed letter; chance is 25%"
 
     def name_of(self, row: Row, number: int) -> str:

@@ -102,6 +102,7 @@ class Choice(InfiniteBench):
         "Here is a book.\n\n{context}\n\nQuestion: {question}\n"
         "A. {OPTION_A}\nB. {OPTION_B}\nC. {OPTION_C}\nD. {OPTION_D}" + REASON
     )
+    chance = 0.25
     scoring = "the last `Answer: X`, not the first letter; chance is 25%"
 
     def answer(self, row: Row) -> list[str]:

@@ -25,6 +25,7 @@ class LongBenchV2(Published):
         'Answer in this form: "The correct answer is (X)", with the letter of the right option.'
     )
     place = Place("THUDM/LongBench", "2e00731f8d0bff23dc4325161044d0ed8af94c1e", "prompts/0shot.txt")
+    chance = 0.25
     scoring = "the letter after `The correct answer is`; chance is 25%"
 
     def name_of(self, row: Row, number: int) -> str:
