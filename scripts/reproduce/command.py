@@ -19,7 +19,7 @@ from _options import Parser
 
 from foldspec.cli_shared import INTERRUPTED
 from foldspec.errors import FoldspecError, ResourceError, UsageError
-from reproduce import dry, figure, options, report, tables
+from reproduce import diffusion, dry, figure, options, report, tables
 from reproduce.study import Study
 
 NAMES = {
@@ -41,6 +41,12 @@ NAMES = {
     "finding1": "what drafts are worth where the block alone is moved away",
     "figure3": "whether context features say which of two comes first, and shuffled",
     "adaptive": "fold_auto against fixed alphas and the window, on held-out requests",
+    "diffusion_table1": "what drafter and verifier score alone, and what is left out for it",
+    "diffusion_figure2b": "diffusion alone by its steps, beside lenient speculative decoding",
+    "diffusion_figure3": "the throughput model beside what is measured",
+    "diffusion_figure4": "frontiers of a masked and a uniform drafter under modified Cactus",
+    "diffusion_figure5": "frontiers of drafters with one verifier",
+    "diffusion_blocks": "the sweep at several numbers of drafts a round",
 }
 
 
@@ -78,6 +84,8 @@ def make(words: Sequence[str]) -> None:
         module.options(parser)
     else:
         tables.add(parser, study)
+        if study.axes is not None:
+            diffusion.add(parser)
     chosen = parser.parse_args(words[1:])
     if chosen.dry_run:
         print("\n".join(dry.lines(name, module, study or dry.of_options(module, chosen), chosen)))

@@ -54,6 +54,7 @@ class Known:
 
     name: str
     found: FoundPair
+    arms: Sequence[str]
     refused: str
     longest: int
     plan: MemoryPlan
@@ -75,18 +76,24 @@ def lines(name: str, module: ModuleType, study: Study, chosen: argparse.Namespac
     if planned:
         yield _requests(planned, study, gpu)
         yield ""
-    yield from (f"- {_runs(names, arms)}" for arms, names in _together(study, pairs).items() if study.bench)
+    if study.bench:
+        yield from (
+            f"- Runs of each request, {' and '.join(names)}: ar, {what}, and ar again."
+            for what, names in _runs(pairs, study, chosen)
+        )
     yield from (f"- {remark}" for remark in remarks)
     yield from (f"- {line}" for line in _left_out(pairs, planned))
     yield from (f"- {note}" for note in study.notes)
     facts = paper.facts(study.facts)
     if facts:
         yield f"- Beside it stands: {facts['source']}."
+    yield from (f"- The paper: {line}" for line in facts.get("says", ()))
     yield from (f"- {line}" for line in facts.get("missing", ()))
     yield f"- Differs: {module.DIFFERS}."
     if study.bench:
         what = f"{_total(planned)} on one {gpu.name}, an estimate and no measurement"
-        yield f"- Expected: {what}: {ASSUMED}; {_speeds(study)}."
+        unknown = f"prompts of unknown length count as {UNKNOWN} tokens; " if any(not p.input for p in planned) else ""
+        yield f"- Expected: {what}: {ASSUMED}; {unknown}{_speeds(study)}."
     else:
         yield "- Its time is not estimated: it is not measured as a bench is."
 
@@ -109,29 +116,31 @@ def of_options(module: ModuleType, chosen: argparse.Namespace) -> Study:
         facts="",
         pairs=("smollm2-135m",),
         columns=lambda pair: [one(part.task, part) for part in parts],
-        arms=lambda pair: methods.split(","),
+        arms=methods.split(","),
         notes=tuple(notes),
         bench=way in ("live", "both"),
     )
 
 
-def _together(study: Study, pairs: Sequence[Known]) -> dict[tuple[str, ...], list[str]]:
-    """Pairs by what they run."""
-    found: dict[tuple[str, ...], list[str]] = {}
+def _runs(pairs: Sequence[Known], study: Study, chosen: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """What runs beside plain decoding, and of which pairs."""
+    found: dict[str, list[str]] = {}
     for each in pairs:
-        found.setdefault(tuple(study.arms(each.name)), []).append(each.name)
-    return found
-
-
-def _runs(names: Sequence[str], arms: Sequence[str]) -> str:
-    what = ", ".join(arms) if len(arms) < 12 else f"{len(arms)} points ({arms[0]} to {arms[-1]})"
-    return f"Runs of each request, {' and '.join(names)}: ar, {what}, and ar again."
+        what = ", ".join(each.arms)
+        if study.axes is not None:
+            swept = study.axes(each.name, each.found, chosen).as_dict()
+            drafts, efforts, leniency = (", ".join(map(str, swept[k])) for k in ("draft_tokens", "effort", "leniency"))
+            what = f"{len(each.arms)} points: {drafts} drafts a round by effort {efforts} by {swept['accept']} with "
+            what += f"leniency {leniency}, and the drafter alone of each effort"
+        found.setdefault(what, []).append(each.name)
+    yield from found.items()
 
 
 def _speeds(study: Study) -> str:
     if "speedup" in paper.facts(study.facts).get("figures", ()):
         return "methods have the paper's speedups where it has any of the pair and task, else decode as plain decoding"
-    return "every point decodes as slow as plain decoding, since no speedup is known"
+    slow = "as slow as plain decoding, since no speedup is known"
+    return f"every method decodes {slow}" if study.axes is None else f"each point runs twice a request, {slow}"
 
 
 def _known(pair: str | None, study: Study, chosen: argparse.Namespace) -> Known:
@@ -145,17 +154,18 @@ def _known(pair: str | None, study: Study, chosen: argparse.Namespace) -> Known:
             found = built_in(entry, kernels)
         except CheckpointError as error:
             found, refused = built_in(entry, kernels, alone=True), str(error)
-    wanted = chosen.max_context or study.max_context.get(pair or "")
+    wanted = chosen.max_context or study.context_of(pair)
     longest = pick_context(wanted, found)
+    arms = study.arms_of(pair or "", found, chosen)
     plans = [
         _plan(found, MethodOptions(**method.changes), kernels, longest)
-        for method in parse_methods(",".join(study.arms(pair or "")))
+        for method in parse_methods(",".join(arms))
         if found.network is not None or not method.changes
     ]
     if not plans:
         plans = [_plan(found, MethodOptions(draft_tokens=0), kernels, longest)]
     name = pair or str(found.target.source["name"])
-    return Known(name, found, refused, longest, max(plans, key=lambda plan: plan.total))
+    return Known(name, found, arms, refused, longest, max(plans, key=lambda plan: plan.total))
 
 
 def _plan(found: FoundPair, method: MethodOptions, kernels: Kernels, longest: int) -> MemoryPlan:
@@ -188,7 +198,7 @@ def _planned(known: Known, study: Study, chosen: argparse.Namespace, gpu: Gpu) -
             seconds = (
                 None
                 if n is None or not study.bench
-                else roof.requests(n, tokens, output, _speedups(study, known.name, column))
+                else roof.requests(n, tokens, output, _speedups(study, known, column))
             )
             hours = None if seconds is None else seconds / 3600
             rows.append(Planned(known.name, column.name, part, output, n, whose, text, tokens, hours))
@@ -231,7 +241,7 @@ def _said(known: Known, study: Study, part: Part, chosen: argparse.Namespace) ->
     exact = part.lengths and part.task not in ("repobench", "repobench_java")
     tokens = sum(part.lengths) // len(part.lengths) if exact else _middle(span) or UNKNOWN
     if span is None:
-        span = " ".join(map(short, part.lengths)) if part.lengths else "not known"
+        span = " ".join(map(short, part.lengths)) if part.lengths else ""
     if part.task in PUBLISHED and exact and min(part.lengths) > longest_prompt(known.longest, 1):
         return 0, "none fits", tokens, span
     if count is None and bound is None:
@@ -249,12 +259,13 @@ def _middle(span: str | None) -> int | None:
     return round(sum(ends) / len(ends) * K)
 
 
-def _speedups(study: Study, pair: str, column: Column) -> list[float]:
-    figures, names = study.figures(pair, column), paper.facts(study.facts).get("figures", [])
-    place = names.index("speedup") if "speedup" in names else None
-    return [
-        float(figures[arm][place] or 1.0) if place is not None and arm in figures else 1.0 for arm in study.arms(pair)
-    ]
+def _speedups(study: Study, known: Known, column: Column) -> list[float]:
+    """Of each run of a method: a sweep runs each point once more, to calibrate the throughput model."""
+    figures, names = study.figures(known.name, column), paper.facts(study.facts).get("figures", [])
+    if study.axes is not None or "speedup" not in names:
+        return [1.0] * len(known.arms) * (1 if study.axes is None else 2)
+    place = names.index("speedup")
+    return [float(figures[arm][place] or 1.0) if arm in figures else 1.0 for arm in known.arms]
 
 
 def _pairs(pairs: Sequence[Known], gpu: Gpu) -> str:
@@ -275,10 +286,11 @@ def _requests(planned: Sequence[Planned], study: Study, gpu: Gpu) -> str:
         hours = "" if each.hours is None else _hours(each.hours)
         n = "?" if each.n is None else str(each.n)
         pair = "" if each.pair == before else each.pair
-        row = [pair, each.column, each.part.label, n, each.whose, each.input, str(each.output)]
+        column = "" if each.column == each.part.label else each.column
+        row = [pair, each.part.label, column, n, each.whose, each.input or "not known", f"{each.output:,}"]
         rows.append([*row, hours] if study.bench else row)
         before = each.pair
-    head = ["pair", "column", "task", "n", "whose n", "prompt tokens", "output"]
+    head = ["pair", "task", "column", "n", "whose n", "prompt tokens", "output"]
     return report.aligned([*head, f"on {gpu.name}"] if study.bench else head, rows)
 
 
@@ -315,4 +327,4 @@ def _total(planned: Sequence[Planned]) -> str:
 def _hours(hours: float) -> str:
     if hours < 1 / 60:
         return f"{hours * 3600:.2g} s"
-    return f"{hours * 60:.2g} min" if hours < 1 else f"{hours:.3g} h"
+    return f"{hours * 60:.2g} min" if hours < 1 else f"{hours:.1f} h" if hours < 100 else f"{hours:,.0f} h"

@@ -54,7 +54,7 @@ def keep(
         engine, settings, cells, out=folder, resume=again, notices=notices, progress=progress, unbroken=ctrl_c_waits
     )
     try:
-        if again and _result(folder).get("complete") and all(session.store.has(i.key) for c in cells for i in c.inputs):
+        if again and result(folder).get("complete") and all(session.store.has(i.key) for c in cells for i in c.inputs):
             return
         session.run()
         session.result(["reproduce", *sys.argv[1:]])
@@ -67,7 +67,7 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
     are of several settings or machines."""
     taken, wanted = Taken("live"), list(tasks)
     for folder in folders:
-        plan, bench = _json(folder / "plan.json"), _result(folder)
+        plan, bench = _json(folder / "plan.json"), result(folder)
         settings = plan.get("settings")
         if not isinstance(settings, dict) or not _words(settings.get("methods")):
             raise UsageError("says not what was measured", where=str(folder / "plan.json"))
@@ -105,8 +105,8 @@ def _json(path: Path) -> dict[str, Any]:
         raise UsageError("is not JSON", where=str(path)) from None
 
 
-def _result(folder: Path) -> dict[str, Any]:
-    """``bench.json``, empty before the bench is done."""
+def result(folder: Path) -> dict[str, Any]:
+    """``bench.json``; empty before the bench is done."""
     path = folder / "bench.json"
     return _json(path) if path.exists() else {}
 

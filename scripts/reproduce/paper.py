@@ -36,8 +36,9 @@ def requests(name: str, pair: str, label: str) -> int | None:
     """How many requests of a part (``govreport``, ``lca 32k``) the paper has under a pair: from the table's own file,
     else from FOLD's Table 7, which lists targets, not drafters. None: it does not say."""
     own = facts(name).get("requests", {})
-    if label in own.get(pair, {}):
-        return int(own[pair][label])
+    own = own.get(pair) or own.get("all pairs") or {}
+    if label in own:
+        return int(own[label])
     found = _cell(pair, label)
     return None if found is None else found["n"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from foldspec.bench.axes import Axes
 from foldspec.errors import UsageError
+from foldspec.loading import FoundPair
 from foldspec.tasks import MADE, make_task
 from reproduce import paper
 from reproduce.requests import short
@@ -82,18 +85,29 @@ CODE = [
 class Study:
     """One table or figure. ``facts``: the file of ``papers/`` with its numbers, if any. ``columns`` of a pair;
     ``average``: the name of the mean of them, where the paper has it; ``max_context`` where it is not the target's own;
-    ``arms``: what runs beside plain decoding, of a pair; ``notes`` on what is ours; ``bench``: it is measured as a
-    bench is, so that its time can be told."""
+    ``arms``: what runs beside plain decoding; ``axes`` of a sweep, which makes them; ``notes`` on what is ours;
+    ``bench``: it is measured as a bench is, so that its time can be told."""
 
     facts: str
     pairs: tuple[str, ...]
     columns: Callable[[str], Sequence[Column]]
     average: str = ""
-    arms: Callable[[str], Sequence[str]] = lambda pair: PAPERS
+    arms: Sequence[str] = PAPERS
+    axes: Callable[[str, FoundPair, argparse.Namespace], Axes] | None = None
     max_context: Mapping[str, int] = field(default_factory=dict)
     gpu: str = "h100"
     notes: tuple[str, ...] = ()
     bench: bool = True
+
+    def context_of(self, pair: str | None) -> int | None:
+        """Tokens that a request may hold; None: as many as the target does."""
+        return self.max_context.get(pair or "") or self.max_context.get("all pairs")
+
+    def arms_of(self, pair: str, found: FoundPair, chosen: argparse.Namespace) -> list[str]:
+        """What runs beside plain decoding of one pair, as methods of a bench."""
+        if self.axes is None:
+            return list(self.arms)
+        return [point.label for point in self.axes(pair, found, chosen).points[1:]]
 
     def figures(self, pair: str, column: Column) -> Mapping[str, Sequence[float | None]]:
         """The paper's, by method: in the order of its file's ``figures``. Empty where it has none."""

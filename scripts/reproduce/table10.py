@@ -21,7 +21,7 @@ STUDY = Study(
     pairs=("llama-3.1-8b-dflash",),
     columns=lambda pair: [mean_of(ALL, [one(task, Part(task)) for task in TASKS])],
     average=ALL,  # of what is left of it too
-    arms=lambda pair: ("full", "shared_window", "streaming", "cmr", "rerope", "infllm", "window", "fold"),
+    arms=("full", "shared_window", "streaming", "cmr", "rerope", "infllm", "window", "fold"),
     notes=(DEVELOPED, f"{COMMON}: without the requests of which any method's output differs from plain decoding's."),
 )
 
@@ -42,7 +42,7 @@ def _differing(pair: str, whole: Column, taken: Taken) -> str:
     known = STUDY.figures(pair, whole)
     place = paper.facts(STUDY.facts)["figures"].index("differ from AR")
     said = []
-    for arm in STUDY.arms(pair):
+    for arm in STUDY.arms:
         count = sum(arm in each.differs for each in taken.requests)
         theirs = f" (paper {known[arm][place]})" if arm in known else ""
         said.append(f"{arm} {count}{theirs}")

@@ -45,7 +45,7 @@ def run(chosen: argparse.Namespace) -> report.Report:
     rows, notes = list[dict[str, Any]](), list[str]()
     for pair in tables.pairs_of(STUDY, chosen):
         try:
-            about = counts.about(chosen, pair, chosen.max_context or STUDY.max_context.get(pair or ""))
+            about = counts.about(chosen, pair, chosen.max_context or STUDY.context_of(pair))
         except FoldspecError as error:
             about = None
             notes.append(f"{pair}: its requests are not counted, for want of its tokenizer: {error}")

@@ -21,7 +21,7 @@ from reproduce import beside, counts, live, options, report
 from reproduce.requests import Request, Taken
 from reproduce.study import Column, Part, Study
 
-__all__ = ["add", "by_task", "measured", "pairs_of", "run"]
+__all__ = ["add", "by_task", "loaded", "measured", "pairs_of", "run"]
 
 Keep = Callable[[Request], bool]
 
@@ -71,13 +71,16 @@ def measured(study: Study, chosen: argparse.Namespace) -> Iterator[tuple[str, li
     for pair in pairs_of(study, chosen):
         name, columns = pair or "the target", study.chosen(pair or "", chosen.tasks, chosen.lengths)
         work = chosen.out / "work" / name.replace("/", "_")
-        engine = _load(study, chosen, pair)
+        engine = loaded(study, chosen, pair)
+        network = engine.resources.found.network
+        if network is None or not network.reads_context:
+            raise UsageError("has no drafter that reads a context", where=f"--pair {pair}" if pair else "--drafter")
         about = About(engine.vocabulary, engine.max_context, engine.tokenizer, engine.template)
         sets = by_task(columns)
         for task, parts in sets.items():
             _first(about, task, parts[0], chosen)
         for task, parts in sets.items():
-            _bench(engine, about, study.arms(pair or ""), parts, chosen, work / f"live-{task}")
+            _bench(engine, about, study.arms, parts, chosen, work / f"live-{task}")
         del engine
         gc.collect()  # its memory is the next pair's
         yield name, columns, live.read([work / f"live-{task}" for task in sets], sets)
@@ -101,14 +104,11 @@ def by_task(columns: Sequence[Column]) -> dict[str, list[Part]]:
     return found
 
 
-def _load(study: Study, chosen: argparse.Namespace, pair: str | None) -> Engine:
+def loaded(study: Study, chosen: argparse.Namespace, pair: str | None) -> Engine:
+    """The engine of a pair, in the paper's context."""
     known = engine_options(chosen)
-    known["max_context"] = chosen.max_context or study.max_context.get(pair or "")
-    engine = Engine.load(pair, target=chosen.target, drafter=chosen.drafter, window=chosen.window, **known)
-    network = engine.resources.found.network
-    if network is None or not network.reads_context:
-        raise UsageError("has no drafter that reads a context", where=f"--pair {pair}" if pair else "--drafter")
-    return engine
+    known["max_context"] = chosen.max_context or study.context_of(pair)
+    return Engine.load(pair, target=chosen.target, drafter=chosen.drafter, window=chosen.window, **known)
 
 
 def _first(about: About, task: str, part: Part, chosen: argparse.Namespace) -> None:
