@@ -107,9 +107,9 @@ def run(study: Study, chosen: argparse.Namespace) -> report.Report:
     temperature = chosen.temperature
     notes = [f"{name}: {line}" for name, result in found for line in said(result["pareto"], temperature)]
     results = {"pairs": [{"pair": name, "pareto": result["pareto"]} for name, result in found]}
-    return report.Report(
-        results, table(found), None, origins(found), [*notes, *legend(found, temperature), *study.notes]
-    )
+    known = paper.facts(study.facts)
+    notes += [*legend(found, temperature), *(f"The paper: {line}" for line in known["says"]), *known["missing"]]
+    return report.Report(results, table(found), None, origins(found), [*notes, *study.notes])
 
 
 def table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

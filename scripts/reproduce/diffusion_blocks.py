@@ -26,7 +26,7 @@ STUDY = Study(
     axes=axes,
     max_context=diffusion.CONTEXT,
     gpu="h200",
-    notes=("Pair, task, drafts a round, steps, leniencies and the linear rule are ours.", *OURS),
+    notes=("By default pair, task, drafts a round, steps, leniencies and the linear rule are ours.", *OURS),
 )
 
 

@@ -26,7 +26,7 @@ STUDY = Study(
     axes=axes,
     max_context=diffusion.CONTEXT,
     gpu="h200",
-    notes=("Pair, task and rule are the paper's; steps and leniencies are ours.", *OURS),
+    notes=("By default pair, task and rule are the paper's; steps and leniencies are ours.", *OURS),
 )
 
 

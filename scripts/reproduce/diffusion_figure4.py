@@ -32,7 +32,7 @@ STUDY = Study(
     axes=axes,
     max_context=diffusion.CONTEXT,
     gpu="h200",
-    notes=("Pairs, rule and tasks are the paper's; steps and leniencies are ours.", *OURS),
+    notes=("By default pairs, rule and tasks are the paper's; steps and leniencies are ours.", *OURS),
 )
 
 

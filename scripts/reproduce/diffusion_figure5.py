@@ -31,7 +31,7 @@ STUDY = Study(
     max_context=diffusion.CONTEXT,
     gpu="h200",
     notes=(
-        "Verifier, drafters, tasks, leniencies, confidences and steps are the paper's; drafts a round are those of the "
+        "By default verifier, drafters, tasks, leniencies, confidences and steps are the paper's; drafts a round are those of the "
         "checkpoints. Which checkpoint its DFlash is, it does not say: z-lab's is taken.",
         *OURS,
     ),

@@ -76,11 +76,8 @@ def lines(name: str, module: ModuleType, study: Study, chosen: argparse.Namespac
     if planned:
         yield _requests(planned, study, gpu)
         yield ""
-    if study.bench:
-        yield from (
-            f"- Runs of each request, {' and '.join(names)}: ar, {what}, and ar again."
-            for what, names in _runs(pairs, study, chosen)
-        )
+    for what, names in _runs(pairs, study, chosen) if study.bench else ():
+        yield f"- Runs of each request, {' and '.join(names)}: ar, {what}, and ar again."
     yield from (f"- {remark}" for remark in remarks)
     yield from (f"- {line}" for line in _left_out(pairs, planned))
     yield from (f"- {note}" for note in study.notes)
