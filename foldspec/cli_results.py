@@ -63,9 +63,9 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from foldspec.bench.files import replace
     from foldspec.bench.page import page
     from foldspec.bench.results import read_result
-    from foldspec.bench.store import replace
 
     text = page(read_result(Path(options.result)))
     try:

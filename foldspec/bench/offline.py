@@ -22,7 +22,7 @@ from foldspec.noise import Noise
 from foldspec.options import MethodOptions
 from foldspec.resources import Prefix
 
-__all__ = ["leading_drafts", "tau_fs"]
+__all__ = ["leading", "leading_drafts", "tau_fs"]
 
 AT_EVERY_POSITION: dict[str, Any] = {"cmr_period": 1, "infllm_repr": 0}
 
@@ -30,6 +30,11 @@ AT_EVERY_POSITION: dict[str, Any] = {"cmr_period": 1, "infllm_repr": 0}
 def tau_fs(leading: Sequence[int]) -> float:
     """One request's tau_fs from its leading drafts by position."""
     return 1 + sum(leading) / len(leading)
+
+
+def leading(drafts: Sequence[int], text: Sequence[int]) -> int:
+    """How many drafts are right before the first that is not."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(drafts, text, strict=False))))
 
 
 def leading_drafts(
@@ -89,8 +94,7 @@ def _walk(
                 place = Rows.of([request], [len(prefix.token_ids) + i], [1])
                 drafts = drafter.propose(place, [text[i]], [count], [Noise(0)])[0].tokens
                 drafter.truncate(request, place.starts[0])
-                pairs = zip(drafts, text[i + 1 :], strict=False)
-                found.append(len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
+                found.append(leading(drafts, text[i + 1 :]))
                 drafter.absorb(place, text[i : i + 1], [states[tap][i : i + 1] for tap in drafter.taps])
     finally:
         drafter.close(request)

@@ -5,30 +5,25 @@ position in the block, commits of a round, and each method's paired difference t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from foldspec.bench import drawing
+from foldspec.bench.drawing import COLOURS, MARKS, need_matplotlib
 from foldspec.bench.methods import AR, AR_AGAIN
-from foldspec.bench.store import replace
 from foldspec.errors import ResourceError, UsageError
 
 __all__ = ["FIGURES", "draw", "save"]
 
-# Okabe and Ito's eight, which stay apart for colour-blind eyes; then the same again with other marks.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A900")
-MARKS = "osD^vP*X"
-DPI = 150
 Result = Mapping[str, Any]
 
 
 def draw(result: Result) -> dict[str, Any]:
     """Name -> matplotlib's Figure, of each that the result has numbers for. Raises :class:`UsageError` where matplotlib
     is missing, and where there is nothing to draw."""
-    try:
-        from matplotlib.figure import Figure  # draws on no screen and keeps no state
-    except ImportError:
-        raise UsageError("figures need matplotlib", do="pip install 'foldspec[bench]'") from None
+    need_matplotlib()
+    from matplotlib.figure import Figure  # draws on no screen and keeps no state
+
     figures = {}
     for name, make in FIGURES.items():
         figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -45,12 +40,7 @@ def save(figures: Mapping[str, Any], folder: Path, stem: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
-            for form in ("png", "svg"):
-                path = folder / f"{stem}-{name}.{form}"
-                data = BytesIO()
-                figure.savefig(data, format=form, dpi=DPI, metadata={"Date": None} if form == "svg" else None)
-                replace(path, data.getvalue())
-                written.append(path)
+            written += drawing.save(figure, folder, f"{stem}-{name}")
     except OSError as error:
         raise ResourceError(f"cannot be written ({error.strerror})", where=str(folder)) from None
     return written

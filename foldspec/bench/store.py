@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from foldspec.bench.files import replace, sync, write_json
 from foldspec.bench.lines import check_line
 from foldspec.errors import MeasurementError, ResourceError, UsageError
 
-__all__ = ["Store", "differences", "replace", "write_json"]
+__all__ = ["Store", "differences"]
 
 
 class Store:
@@ -57,7 +58,7 @@ class Store:
                 self._read(path)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._held.callback(os.close, self._file)
-            _sync(folder)
+            sync(folder)
         except Timeout:
             raise UsageError("another bench writes there", where=f"--out {folder}") from None
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
@@ -142,45 +143,6 @@ class Store:
 
 def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
     return line["task"], line["length"], line["id"]
-
-
-def write_json(path: Path, value: Any, rows: str | None = None) -> None:
-    """The whole file or, after a kill, what was there before. ``rows`` names a part that has rows, to be written a line
-    each. Raises :class:`ResourceError`."""
-    text = json.dumps(value, indent=1, allow_nan=False)
-    if rows is not None:
-        table = value[rows]
-        lines = ",\n".join(f"   {json.dumps(row, allow_nan=False)}" for row in table["rows"])
-        short = json.dumps({**value, rows: {**table, "rows": "HERE"}}, indent=1, allow_nan=False)
-        text = short.replace('"rows": "HERE"', f'"rows": [\n{lines}\n  ]')
-    try:
-        replace(path, (text + "\n").encode())
-    except OSError as error:
-        raise ResourceError(f"cannot be written ({error.strerror})", where=str(path)) from None
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Write a file whole, or not at all. Raises :class:`OSError`."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def differences(a: Any, b: Any, name: str = "") -> Iterable[str]:

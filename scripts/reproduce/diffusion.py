@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from _options import real
 
+from foldspec.bench import plot
 from foldspec.bench.axes import Asked, Axes
 from foldspec.bench.pareto_report import columns, pareto_remarks
 from foldspec.bench.settings import BenchSettings
@@ -20,7 +22,7 @@ from foldspec.errors import UsageError
 from foldspec.loading import FoundPair
 from foldspec.options import MethodOptions
 from foldspec.resources import DRAFTS, filled_in
-from reproduce import counts, live, report, tables
+from reproduce import counts, live, paper, report, tables
 from reproduce.study import Part, Study, one
 
 __all__ = ["CONTEXT", "DIFFERS", "DREAM", "GEMMA", "OURS", "TASKS", "add", "axes", "columns_of", "measured", "run"]
@@ -107,9 +109,18 @@ def run(study: Study, chosen: argparse.Namespace) -> report.Report:
     temperature = chosen.temperature
     notes = [f"{name}: {line}" for name, result in found for line in said(result["pareto"], temperature)]
     results = {"pairs": [{"pair": name, "pareto": result["pareto"]} for name, result in found]}
+    notes += [line for name, result in found for line in _drawn(study, name, result, chosen.out)]
     known = paper.facts(study.facts)
     notes += [*legend(found, temperature), *(f"The paper: {line}" for line in known["says"]), *known["missing"]]
     return report.Report(results, table(found), None, origins(found), [*notes, *study.notes])
+
+
+def _drawn(study: Study, pair: str, result: Mapping[str, Any], out: Path) -> list[str]:
+    """Draw a pair's figures as `foldspec plot` does; what is said of that."""
+    if find_spec("matplotlib") is None:
+        return ["Not drawn, for want of matplotlib: pip install 'foldspec[bench]', then the same command."]
+    files = plot.save(plot.draw(result), out, f"{study.facts}-{pair.replace('/', '_')}")
+    return [f"{pair}: drawn in {', '.join(file.name for file in files if file.suffix == '.png')} (and SVG)."]
 
 
 def table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

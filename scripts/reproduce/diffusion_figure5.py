@@ -31,8 +31,8 @@ STUDY = Study(
     max_context=diffusion.CONTEXT,
     gpu="h200",
     notes=(
-        "By default verifier, drafters, tasks, leniencies, confidences and steps are the paper's; drafts a round are those of the "
-        "checkpoints. Which checkpoint its DFlash is, it does not say: z-lab's is taken.",
+        "By default verifier, drafters, tasks, leniencies, confidences and steps are the paper's; drafts a round are "
+        "those of the checkpoints. Which checkpoint its DFlash is, it does not say: z-lab's is taken.",
         *OURS,
     ),
 )

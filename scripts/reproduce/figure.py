@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foldspec.bench.store import replace
-from foldspec.errors import ResourceError
+from foldspec.bench.drawing import COLOURS, GREY, need_matplotlib, save
 from reproduce.requests import Summary, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; markers and dashes tell those of one colour apart
+__all__ = ["by_length", "by_method", "length_axis", "need_matplotlib", "one_legend", "panels", "save", "style"]
+
+BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK, _ = COLOURS  # markers and dashes tell those of one colour apart
 STYLES: dict[str, tuple[str, str, str]] = {
-    "full": ("#000000", "o", "-"),
-    "window": ("#E69F00", "s", "-"),
-    "shared_window": ("#E69F00", "D", ":"),
-    "fold:alpha=1": ("#0072B2", "v", ":"),
-    "fold": ("#0072B2", "^", "-"),
-    "fold:alpha=4": ("#0072B2", "P", "--"),
-    "streaming": ("#56B4E9", "X", "-"),
-    "yarn": ("#CC79A7", "o", "--"),
-    "rerope": ("#D55E00", "s", "--"),
-    "infllm": ("#009E73", "D", "-"),
-    "cmr": ("#009E73", "v", "--"),
-    "ar": ("#777777", "", ":"),
+    "full": (BLACK, "o", "-"),
+    "window": (ORANGE, "s", "-"),
+    "shared_window": (ORANGE, "D", ":"),
+    "fold:alpha=1": (BLUE, "v", ":"),
+    "fold": (BLUE, "^", "-"),
+    "fold:alpha=4": (BLUE, "P", "--"),
+    "streaming": (SKY, "X", "-"),
+    "yarn": (PINK, "o", "--"),
+    "rerope": (RED, "s", "--"),
+    "infllm": (GREEN, "D", "-"),
+    "cmr": (GREEN, "v", "--"),
+    "ar": (GREY, "", ":"),
 }
-OTHERS = {"docs": ("#0072B2", "o", "-"), "code": ("#D55E00", "s", "-"), "kv": ("#009E73", "^", "-")}  # tasks, steps
-OTHERS |= {"full to window": ("#E69F00", "s", "-"), "window to fold": ("#0072B2", "^", "-")}
-MARKS = [("#000000", "o"), ("#999999", "s"), ("#0072B2", "^"), ("#D55E00", "D")]  # of cells
-PLAIN = ("#777777", "*", "-")  # of a name that is in neither list
-RULES: Any = {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "foldspec"}
+OTHERS = {"docs": (BLUE, "o", "-"), "code": (RED, "s", "-"), "kv": (GREEN, "^", "-")}  # tasks, steps
+OTHERS |= {"full to window": (ORANGE, "s", "-"), "window to fold": (BLUE, "^", "-")}
+MARKS = [(BLACK, "o"), ("#999999", "s"), (BLUE, "^"), (RED, "D")]  # of cells
+PLAIN = (GREY, "*", "-")  # of a name that is in neither list
+RULES: Any = {"axes.spines.top": False, "axes.spines.right": False}
 PANEL = (3.1, 2.7)  # inches
 ENTRY = 1.5  # inches of the widest name in a legend
-
-
-def need_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ResourceError("figures need matplotlib, which is not installed", do="pip install 'foldspec[bench]'")
 
 
 def panels(rows: int, columns: int, *, width: float = PANEL[0], height: float = PANEL[1]) -> tuple[Figure, list[Axes]]:
@@ -109,14 +102,3 @@ def one_legend(figure: Figure, axes: Sequence[Axes]) -> None:
             named.setdefault(label, handle)
     columns = max(1, min(len(named), int(figure.get_size_inches()[0] / ENTRY)))
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False)
-
-
-def save(figure: Figure, folder: Path, name: str) -> None:
-    """``name.png`` and ``name.svg``, the same bytes for the same figures; each whole, or as it was before."""
-    from matplotlib import rc_context
-
-    for form, about in (("png", None), ("svg", {"Date": None})):
-        data = BytesIO()
-        with rc_context(RULES):
-            figure.savefig(data, format=form, dpi=150, metadata=about)
-        replace(folder / f"{name}.{form}", data.getvalue())

@@ -19,12 +19,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from foldspec.bench.files import replace, write_json
 from foldspec.bench.fingerprint import fingerprint
 from foldspec.bench.inputs import Input
 from foldspec.bench.machine import environment
 from foldspec.bench.methods import AR, check_drafts, parse_methods
 from foldspec.bench.offline import leading_drafts, tau_fs
-from foldspec.bench.store import differences, replace, write_json
+from foldspec.bench.store import differences
 from foldspec.engine import Engine
 from foldspec.errors import UsageError
 from foldspec.options import SamplingParams

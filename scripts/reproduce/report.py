@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foldspec.bench.files import replace, write_json
 from foldspec.bench.machine import environment
 from foldspec.bench.methods import AR_AGAIN
-from foldspec.bench.store import replace, write_json
 from reproduce import figure
 from reproduce.requests import Taken, short, shown, speedup_of, summed_up
 

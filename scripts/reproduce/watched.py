@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from filelock import FileLock, Timeout
 
+from foldspec.bench.files import replace
 from foldspec.bench.machine import environment
-from foldspec.bench.store import replace
 from foldspec.context import METHODS
 from foldspec.context.base import Read
 from foldspec.context.fold_auto import FoldAuto
