@@ -106,19 +106,8 @@ def _panel(panel: Any, points: Sequence[Point], row: Mapping[str, Any], styles: 
             style |= {"marker": marks[point["draft_tokens"]], "markersize": 5, "markerfacecolor": fill}
         else:
             style |= {**(VERIFIER if point["kind"] == "verifier" else DRAFTER), "label": "_"}
-        bars = [
-            [[mean - point[name]["ci"][0]], [point[name]["ci"][1] - mean]]
-            for name, mean in zip((speed, quality), at, strict=True)
-        ]
-        panel.errorbar(
-            *at,
-            xerr=_upward(bars[0]),
-            yerr=_upward(bars[1]),
-            fmt="none",
-            ecolor=style["color"],
-            elinewidth=0.7,
-            alpha=0.7 if member else 0.3,
-        )
+        bars = [[[mean - point[name]["ci"][0]], [point[name]["ci"][1] - mean]] for name, mean in zip((speed, quality), at, strict=True)]
+        panel.errorbar(*at, xerr=_upward(bars[0]), yerr=_upward(bars[1]), fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.7 if member else 0.3)
         panel.plot(*at, linestyle="none", zorder=4 if member else 3, **style)
         if member and point["leniency"] is not None:
             panel.annotate(f"{point['leniency']:g}", at, (5, -9), textcoords="offset points", fontsize=6.5, zorder=6)
