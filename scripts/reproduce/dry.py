@@ -18,7 +18,7 @@ from foldspec.errors import CheckpointError, FoldspecError
 from foldspec.kernels.dispatch import Kernels
 from foldspec.loading import FoundPair, built_in, find_pair
 from foldspec.memory import MemoryPlan, make_plan, size
-from foldspec.options import EngineOptions, MethodOptions
+from foldspec.options import RULE_FIELDS, EngineOptions, MethodOptions
 from foldspec.resources import CHUNKS, filled_in, pick_context
 from foldspec.tasks import MADE, PUBLISHED, make_task
 from foldspec.tasks.published import longest_prompt
@@ -155,14 +155,24 @@ def _known(pair: str | None, study: Study, chosen: argparse.Namespace) -> Known:
     longest = pick_context(wanted, found)
     arms = study.arms_of(pair or "", found, chosen)
     plans = [
-        _plan(found, MethodOptions(**method.changes), kernels, longest)
-        for method in parse_methods(",".join(arms))
-        if found.network is not None or not method.changes
+        _plan(found, method, kernels, longest)
+        for method in _distinct(arms)
+        if found.network is not None or method == MethodOptions()
     ]
     if not plans:
         plans = [_plan(found, MethodOptions(draft_tokens=0), kernels, longest)]
     name = pair or str(found.target.source["name"])
     return Known(name, found, arms, refused, longest, max(plans, key=lambda plan: plan.total))
+
+
+def _distinct(arms: Sequence[str]) -> list[MethodOptions]:
+    """What differs in memory: the rule of acceptance does not."""
+    found: dict[MethodOptions, None] = {}
+    for method in parse_methods(",".join(arms)):
+        found[MethodOptions(**{key: v for key, v in method.changes.items() if key not in ("accept", *RULE_FIELDS)})] = (
+            None
+        )
+    return list(found)
 
 
 def _plan(found: FoundPair, method: MethodOptions, kernels: Kernels, longest: int) -> MemoryPlan:
