@@ -17,7 +17,7 @@ import pytest
 import stored
 from cli.command import ROOT, copied, pair_words, tell_bytes_apart, with_text
 from masked import write_masked_llama
-from reproduce import beside, command, counts, live, paper, roofline
+from reproduce import beside, command, counts, live, paper, roofline, tables
 from reproduce.study import GENERAL, Part, Study, mean_of, one
 
 from foldspec.checkpoints.registry import find
@@ -59,6 +59,10 @@ def test_every_column_of_a_table_has_its_figures(name: str) -> None:
                 )
             if "rows" in known:
                 assert [*study.figures(pair, column)] and {*study.figures(pair, column)} == {*study.arms}
+        own = known.get("requests", {}).get(pair, {})
+        assert {*own} <= {part.label for part in _parts(study.chosen(pair))}, (
+            "what the text says of a part, it is there"
+        )
     assert {*known.get("rows", study.pairs)} == {*study.pairs}
 
 
@@ -231,6 +235,17 @@ def test_means_are_of_shares_and_lie_beside_the_papers(tmp_path: Path) -> None:
     assert "paper" not in unknown and "less it" not in unknown
 
 
+def test_a_weighted_mean_has_a_weighted_interval() -> None:
+    """Against other draws: requests of each share by themselves, then the weighted mean of both means."""
+    draw, shares = np.random.default_rng(3), [(0.8, 12), (0.2, 30)]
+    values = [(weight, draw.exponential(2.0 - weight, n)) for weight, n in shares]
+    found = beside.mean([(weight, [*each]) for weight, each in values], lambda value: value)  # type: ignore[list-item]
+    means = sum(weight * draw.choice(each, (20_000, len(each))).mean(axis=1) for weight, each in values)
+    wide = found["high"] - found["low"]
+    assert (found["low"], found["high"]) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.06 * wide)
+    assert found["mean"] == pytest.approx(sum(weight * each.mean() for weight, each in values))
+
+
 def test_a_star_needs_requests_and_an_interval_without_the_papers_figure() -> None:
     row = {"ours": {"tau": {"mean": 2.0, "low": 1.9, "high": 2.1}}, "difference": {"tau": -0.5}, "paper": {"tau": 2.5}}
     assert beside._paper({**row, "fewest": 5}, "tau") == ["2.50", "-0.50 *"]
@@ -249,6 +264,8 @@ def test_a_column_that_loses_a_part_is_none_of_the_papers() -> None:
         *(("docs", False), ("Avg.", False)),
     ]
     assert left[1].parts == [Part("lca", (32 * K,))] and left[4].parts == [Part("docs", (32 * K, 128 * K), 20)]
+    parts = [part.label for parts in tables.by_task(study.chosen(LLAMA)).values() for part in parts]
+    assert len(parts) == len({*parts}) == 13, "each part once, though the average has it too"
     whole = study.chosen(LLAMA, ["lca", "govreport"])
     assert [(column.name, column.known) for column in whole] == [("Gov", True), ("LCA", True), ("Avg.", False)]
     for tasks, lengths in ((["docs"], []), (["lca"], [512])):
@@ -260,7 +277,7 @@ def test_the_second_engine_counts_what_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests of docs differ under some method: the common set is the other ten."""
-    from reproduce import table10, tables
+    from reproduce import table10
 
     stored.write_live(tmp_path, "docs", (1024,), 12)
     path = tmp_path / "live-docs" / "requests.jsonl"
@@ -298,6 +315,21 @@ def test_table_7_counts_what_is_at_hand_and_names_what_is_not(
     said = capsys.readouterr().out
     assert "for want of its tokenizer" in said and re.search(r"swebench +\| +288 \| 31K-39K \|", said)
     assert reproduce("table7", *pair, "--tasks", "gsm8k", "--data", "gsm8k=nowhere", "--offline") == 2
+
+
+def test_table_7_fetches_no_data(
+    pair: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(repo: str, **how: Any) -> str:
+        asked.append(how["local_files_only"])
+        raise OSError("not there")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.setattr("foldspec.tasks.prompts._fetched", lambda place, offline: None)
+    assert reproduce("table7", *pair, "--tasks", "govreport", "--max-context", 2048) == 0
+    assert asked == [True] and "or fetch it: hf download" in capsys.readouterr().out
 
 
 def test_lengths_are_printed_as_the_paper_prints_them() -> None:
