@@ -53,11 +53,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     point = parser.add_argument_group("every point")
     point.add_argument(
-        "--accept", default="linear", metavar="RULE", help="linear (default), lenience, cactus, exact, match or typical"
+        "--accept",
+        default="linear",
+        metavar="RULE",
+        help="linear (default), lenience, cactus, exact, match or typical; its options behind colons, as "
+        "cactus:divergence=exact_kl",
     )
     point.add_argument("--context", default="full", metavar="NAME", help="as a method of bench: full, fold:alpha=4")
     point.add_argument("--draft-temperature", type=float, metavar="X", help="default: --temperature's; 0: argmax")
-    add_inputs(parser.add_argument_group("what is measured"), tasks="mcq_synthetic,kv", lengths="512", limit=5)
+    add_inputs(parser.add_argument_group("what is measured"), tasks="kv", lengths="512", limit=5)
     add_runs(parser.add_argument_group("how"), warmup=2)
     add_output(parser)
     add_engine(parser)
@@ -76,7 +80,7 @@ def _pareto(options: argparse.Namespace) -> int:
         options.context,
         options.draft_temperature,
     )
-    defaults = {"tasks": "mcq_synthetic,kv", "lengths": "512", "limit": 5, "warmup": 2, "calibrate": True}
+    defaults = {"tasks": "kv", "lengths": "512", "limit": 5, "warmup": 2, "calibrate": True}
     settings = read_settings(options, **defaults)
     return measure(options, settings, partial(_settle, options.drafter, asked), early=True)
 
@@ -102,6 +106,10 @@ def _settle(drafter: str | None, asked: Asked, settings: BenchSettings, found: F
     )
     if most is not None and max(axes.draft_tokens) > most:
         raise UsageError(f"the drafter proposes {most} at most, not {max(axes.draft_tokens)}", where="--draft-tokens")
+    needed = max(axes.draft_tokens) + 2
+    if settings.max_new is not None and settings.max_new < needed:
+        what = f"no round would draft all of its {needed - 2} tokens"
+        raise UsageError(what, where=f"--max-new {settings.max_new}", do=f"{needed} or more")
     settings = dataclasses.replace(settings, methods=axes.methods, axes=axes)
     check_options(settings.parsed)
     for method in settings.parsed[1:]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from foldspec.errors import ResourceError, UsageError
+from foldspec.errors import ResourceError
 
 __all__ = ["add_commands"]
 
@@ -25,7 +25,10 @@ def add_commands(commands: Any) -> None:
     plot = commands.add_parser("plot", help="figures of a result of bench", allow_abbrev=False)
     plot.set_defaults(command=_plot)
     plot.add_argument("result", metavar="RESULT", help="bench.json, or the folder of --out")
-    plot.add_argument("--figures", metavar="LIST", help="speedup,tau,acceptance,commits,forest; default: all there are")
+    known = (
+        "speedup,tau,acceptance,commits,forest; of a sweep pareto-score,pareto-logprob,pareto-agreement,pareto-model"
+    )
+    plot.add_argument("--figures", metavar="LIST", help=f"{known}; default: all there are")
     plot.add_argument("--out", metavar="DIR", default=".", help="default: the current folder")
 
     report = commands.add_parser("report", help="a result of bench as one HTML page", allow_abbrev=False)
@@ -51,13 +54,9 @@ def _plot(options: argparse.Namespace) -> int:
 
     chosen = None if options.figures is None else plot.names(options.figures.split(","))
     path = Path(options.result)
-    figures = plot.draw(read_result(path))
-    missing = [name for name in chosen or () if name not in figures]
-    if missing:
-        raise UsageError(f"the result has no numbers for {', '.join(missing)}", where="--figures")
-    wanted = {name: figure for name, figure in figures.items() if chosen is None or name in chosen}
+    figures = plot.draw(read_result(path), chosen)
     stem = path.stem if path.is_file() and path.stem != "bench" else path.resolve().name if path.is_dir() else "bench"
-    for written in plot.save(wanted, Path(options.out), stem):
+    for written in plot.save(figures, Path(options.out), stem):
         print(written)
     return 0
 

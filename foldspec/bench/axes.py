@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from foldspec.bench.methods import AR
+from foldspec.bench.methods import AR, parse_methods
 from foldspec.errors import UsageError
 from foldspec.options import WITHOUT_WEIGHTS, MethodOptions
 
@@ -88,7 +88,7 @@ class Axes:
 @dataclass(frozen=True)
 class Asked:
     """Lists as a user writes them (``4,8``), checked one by one; None: not given. ``context``: as the head of
-    :class:`Axes`."""
+    :class:`Axes`; ``accept``: a rule, which may have options of its own."""
 
     draft_tokens: str | None = None
     steps: str | None = None
@@ -99,15 +99,33 @@ class Asked:
     context: str = "full"
     draft_temperature: float | None = None
 
+    @property
+    def rule(self) -> str:
+        """The name of ``accept``, which may have options: ``cactus:divergence=exact_kl``."""
+        return self.accept.partition(":")[0]
+
     def __post_init__(self) -> None:
-        if self.accept not in ACCEPTS:
+        self._check_context()
+        if self.rule not in ACCEPTS or "," in self.accept:
             do = f"known: {', '.join(ACCEPTS)}; the drafter alone comes along in any case"
             raise UsageError(f"{self.accept!r} is no rule that a sweep varies", where="--accept", do=do)
-        if self.leniency is not None and not ACCEPTS[self.accept]:
-            raise UsageError(f"changes nothing about the rule {self.accept}", where="--leniency", do="leave it out")
+        if self.leniency is not None and not ACCEPTS[self.rule]:
+            raise UsageError(f"changes nothing about the rule {self.rule}", where="--leniency", do="leave it out")
         for name in (*_KINDS, "leniency"):
             self.values(name)
         _check("draft_temperature", self.draft_temperature)
+
+    def _check_context(self) -> None:
+        where = f"--context {self.context}"
+        try:
+            (*_, method) = parse_methods(self.context)
+        except UsageError as error:
+            raise UsageError(error.what, where=where, do=error.do) from None
+        if "," in self.context or "context" not in method.changes:
+            raise UsageError("is not one context method", where=where, do="for lookup and the like, use --drafter")
+        for name in (*_KINDS, "leniency", "accept", "draft_temperature"):
+            if name in method.changes:
+                raise UsageError(f"{name} has an option of its own", where=where, do=f"use {_flag(name)}")
 
     def values(self, name: str) -> tuple[Any, ...] | None:
         """One of the lists. Raises :class:`UsageError` for what is no number, out of range, or named twice."""
@@ -124,7 +142,7 @@ class Asked:
                 values.append(_KINDS.get(name, float)(word))
             except ValueError:
                 raise UsageError(f"{word[:20]!r} is not a number", where=where) from None
-            _check(name, values[-1], self.accept if name == "leniency" else "exact")
+            _check(name, values[-1], self.rule if name == "leniency" else "exact")
             if name == "draft_tokens" and values[-1] == 0:
                 raise UsageError("0 drafts are plain decoding, which always runs", where=where, do="1 or more")
         twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
@@ -148,8 +166,8 @@ class Asked:
         if not efforts:
             steps = [k for k in STEPS if k <= max(lengths)] if takes_steps else []
             efforts = [("steps", k) for k in steps] or [None]
-        leniency = self.values("leniency") or ACCEPTS[self.accept]
-        if temperature == 0 and self.accept == "cactus" and len(leniency) > 1:
+        leniency = self.values("leniency") or ACCEPTS[self.rule]
+        if temperature == 0 and self.rule == "cactus" and len(leniency) > 1:
             what = "at temperature 0 it is the rule exact, whatever its leniency: all points would be one"
             raise UsageError(what, where="--accept cactus", do="give --temperature 1, or use linear")
         drawn = temperature if self.draft_temperature is None else self.draft_temperature

@@ -6,16 +6,21 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foldspec.bench import plot
-from foldspec.bench.report import remarks, tables
+from foldspec.bench.pareto_report import columns, pareto_remarks
+from foldspec.bench.report import Column, Row, remarks, tables
 
 __all__ = ["page"]
 
 TITLES = {
+    "pareto-score": "Score against speed",
+    "pareto-logprob": "Log-probability under the target against speed",
+    "pareto-agreement": "Agreement with the verifier against speed",
+    "pareto-model": "The throughput model beside what was measured",
     "speedup": "Speedup by length of the prompt",
     "tau": "Tau by length of the prompt",
     "acceptance": "Acceptance by position in the block",
@@ -29,11 +34,11 @@ def page(result: Mapping[str, Any]) -> str:
     """Raises :class:`UsageError` where matplotlib is missing, and where there is nothing to show."""
     import jinja2
 
-    drafter = result["drafter"]
+    drafter, kind = result["drafter"], "pareto" if result.get("pareto") else "bench"
     said = remarks(result)
     shouted = [line for line in said if SHOUTED.search(line)]
     values = {
-        "title": f"foldspec bench: {result['target']['name']}" + (f" with {drafter['name']}" if drafter else ""),
+        "title": f"foldspec {kind}: {result['target']['name']}" + (f" with {drafter['name']}" if drafter else ""),
         "created": result["created"],
         **{name: result["env"][name] for name in ("device", "threads", "torch", "foldspec", "git")},
         "warnings": shouted,
@@ -41,10 +46,12 @@ def page(result: Mapping[str, Any]) -> str:
         "tables": [
             {
                 "title": title,
-                "head": [name for name, _ in columns],
-                "rows": [[f(row) for _, f in columns] for row in rows],
+                "head": [name for name, _ in shown],
+                "rows": [[f(row) for _, f in shown] for row in rows],
+                "notes": notes,
+                "folded": kind == "pareto" and not notes,  # what the same runs are as a bench
             }
-            for title, columns, rows in tables(result)
+            for title, shown, rows, notes in [*_sweep(result), *((*table, []) for table in tables(result))]
         ],
         "figures": [(TITLES[name], _svg(figure, name)) for name, figure in plot.draw(result).items()],
         "command": shlex.join(result["command"]),
@@ -53,6 +60,15 @@ def page(result: Mapping[str, Any]) -> str:
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(template).render(values)
+
+
+def _sweep(result: Mapping[str, Any]) -> list[tuple[str, Sequence[Column], Sequence[Row], list[str]]]:
+    """The points of a sweep; and under them in words its frontiers, what is excluded and how all of it is meant."""
+    sweep = result.get("pareto")
+    if not sweep or not sweep["points"]:
+        return []
+    notes = pareto_remarks(sweep, result["settings"]["temperature"])
+    return [("every point of the sweep", columns(sweep), sweep["points"], notes)]
 
 
 def _svg(figure: Any, name: str) -> str:

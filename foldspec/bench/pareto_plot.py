@@ -28,12 +28,21 @@ AXES = {
 PANEL = (4.6, 3.4)  # inches
 WIDEST = 62  # characters of a line above a panel
 STEPS = 24  # of a line that goes from one colour to another
-VERIFIER = {"color": "#000000", "marker": "*", "markersize": 11, "label": "verifier alone"}
-DRAFTER = {"color": GREY, "marker": "X", "markersize": 7, "label": "drafter alone (time derived)"}
+BLACK = "#000000"
+
+EMPTY: dict[str, Any] = {"points": [], "frontiers": [], "exclusions": []}  # of a plain bench
 
 Result = Mapping[str, Any]
 Point = Mapping[str, Any]
-Style = Mapping[str, Any]
+Style = dict[str, Any]
+Styles = tuple[dict[str, str], dict[int, str]]  # the colour of every effort, the mark of every draft length
+
+ALONE: dict[str, Style] = {
+    "verifier": {"color": BLACK, "marker": "*", "markersize": 11},
+    "drafter": {"marker": "X", "markersize": 7},
+}
+BELOW: Style = {"loc": "outside lower center", "ncols": 5, "frameon": False, "fontsize": "small"}
+BELOW["title_fontsize"] = "small"
 
 
 def excluded(row: Mapping[str, Any]) -> list[str]:
@@ -52,8 +61,7 @@ def _cells(points: Sequence[Point]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((point["task"], point["length"]) for point in points))
 
 
-def _styles(points: Sequence[Point]) -> tuple[dict[str, str], dict[int, str]]:
-    """The colour of every effort and the mark of every draft length."""
+def _styles(points: Sequence[Point]) -> Styles:
     efforts = dict.fromkeys(p["effort"] for p in points if p["effort"] is not None)
     lengths = sorted({p["draft_tokens"] for p in points if p["draft_tokens"] is not None})
     return (
@@ -64,8 +72,8 @@ def _styles(points: Sequence[Point]) -> tuple[dict[str, str], dict[int, str]]:
 
 def frontier(figure: Any, result: Result, quality: str) -> bool:
     """A row a task and length, a panel for each of the two speeds."""
-    sweep = result.get("pareto")
-    rows = [row for row in sweep["frontiers"] if row["quality"] == quality] if sweep else []
+    sweep = result.get("pareto") or EMPTY
+    rows = [row for row in sweep["frontiers"] if row["quality"] == quality]
     if not rows:
         return False
     points = [p for p in sweep["points"] if p[quality] is not None]
@@ -86,81 +94,79 @@ def frontier(figure: Any, result: Result, quality: str) -> bool:
             lines = [piece for each in said for piece in textwrap.wrap(each, WIDEST)]
             panel.set_title("\n".join([head, *lines]), loc="left", fontsize="small")
         line[0].set_ylabel(AXES[quality])
-    _legend(figure, styles, any(p["kind"] == "drafter" for p in points))
+    kinds = [kind for kind in ALONE if any(p["kind"] == kind for p in points)]
+    title = "thick: the frontier, with its leniencies; hollow: not on it; bars: 95%; drafter alone: its time is derived"
+    _legend(figure, styles, title, kinds)
     return True
 
 
-def _panel(panel: Any, points: Sequence[Point], row: Mapping[str, Any], styles: Any) -> None:
+def _panel(panel: Any, points: Sequence[Point], row: Mapping[str, Any], styles: Styles) -> None:
+    from matplotlib.patheffects import withStroke
+
     colours, marks = styles
     speed, quality = row["speed"], row["quality"]
-    places = {}
+    places, effort = {}, {}
     for point in points:
-        if point[speed] is None:  # a drafter alone without a calibrating run
-            continue
-        label, at = point["method"], (point[speed]["mean"], point[quality]["mean"])
-        places[label] = at
-        member = label in row["frontier"]
-        style = {"color": colours.get(point["effort"], VERIFIER["color"])}
-        if point["kind"] == "point":
-            fill = style["color"] if member else "white"
-            style |= {"marker": marks[point["draft_tokens"]], "markersize": 5, "markerfacecolor": fill}
-        else:
-            style |= {**(VERIFIER if point["kind"] == "verifier" else DRAFTER), "label": "_"}
-        bars = [[[mean - point[name]["ci"][0]], [point[name]["ci"][1] - mean]] for name, mean in zip((speed, quality), at, strict=True)]
-        panel.errorbar(*at, xerr=_upward(bars[0]), yerr=_upward(bars[1]), fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.7 if member else 0.3)
+        label, member = point["method"], point["method"] in row["frontier"]
+        places[label] = at = point[speed]["mean"], point[quality]["mean"]
+        effort[label] = colour = colours.get(point["effort"], BLACK)
+        style: Style = {"color": colour, "marker": marks.get(point["draft_tokens"], "o"), "markersize": 5}
+        if point["kind"] != "point":
+            style |= ALONE[point["kind"]]
+        if not member:
+            style["markerfacecolor"] = "white"
+        (left, right), (low, high) = point[speed]["ci"], point[quality]["ci"]
+        faint = {"color": style["color"], "linewidth": 0.7, "alpha": 0.8 if member else 0.25, "zorder": 1}
+        panel.plot([left, right], [at[1]] * 2, **faint)
+        panel.plot([at[0]] * 2, [low, high], **faint)
         panel.plot(*at, linestyle="none", zorder=4 if member else 3, **style)
         if member and point["leniency"] is not None:
-            panel.annotate(f"{point['leniency']:g}", at, (5, -9), textcoords="offset points", fontsize=6.5, zorder=6)
-    effort = {p["method"]: colours.get(p["effort"], VERIFIER["color"]) for p in points}
-    for one, other in pairwise(row["frontier"]):
-        _stretch(panel, [(places[label], effort[label]) for label in (one, other)])
-    inner = [places[label] for label in row["frontier"]]
-    if inner:
-        panel.plot(*zip(*inner, strict=True), linestyle="none", marker=".", markersize=4, color="white", zorder=5)
+            aside, x = ("right", -5) if speed == "latency_s" else ("left", 5)  # where a point would dominate this one
+            share, halo = f"{point['leniency']:g}", [withStroke(linewidth=2, foreground="white")]
+            text = {"textcoords": "offset points", "fontsize": 7, "ha": aside, "zorder": 6, "path_effects": halo}
+            panel.annotate(share, at, (x, 4), **text)
+    if row["frontier"]:
+        _join(panel, [(places[label], effort[label]) for label in row["frontier"]])
+        inner = zip(*(places[label] for label in row["frontier"]), strict=True)
+        panel.plot(*inner, linestyle="none", marker=".", markersize=3, color="white", zorder=5)
     panel.set_xlabel(AXES[speed])
-    panel.margins(0.08)
 
 
-def _upward(bar: list[list[float]]) -> list[list[float]]:
-    """A mean of ratios may lie outside an interval of pooled ones by a rounding: no bar is negative."""
-    return [[max(0.0, end) for end in side] for side in bar]
-
-
-def _stretch(panel: Any, ends: Sequence[tuple[tuple[float, float], str]]) -> None:
-    """A thick line between two members, from the one's colour to the other's."""
+def _join(panel: Any, members: Sequence[tuple[tuple[float, float], str]]) -> None:
+    """A thick line through places, from each one's colour to the next one's."""
+    from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgb
 
-    (start, first), (stop, last) = ends
-    colours = [to_rgb(first), to_rgb(last)]
-    steps = STEPS if first != last else 1
-    for i in range(steps):
-        places = [[a + (b - a) * j / steps for a, b in zip(start, stop, strict=True)] for j in (i, i + 1)]
-        share = (i + 0.5) / steps
-        colour = [a + (b - a) * share for a, b in zip(*colours, strict=True)]
-        panel.plot(*zip(*places, strict=True), color=colour, linewidth=4, solid_capstyle="round", zorder=2)
+    pieces, colours = [], []
+    for (start, first), (stop, last) in pairwise(members):
+        steps = STEPS if first != last else 1
+        stops = [[a + (b - a) * j / steps for a, b in zip(start, stop, strict=True)] for j in range(steps + 1)]
+        pieces += list(pairwise(stops))
+        for j in range(steps):
+            share = (j + 0.5) / steps
+            colours.append([a + (b - a) * share for a, b in zip(to_rgb(first), to_rgb(last), strict=True)])
+    panel.add_collection(LineCollection(pieces, colors=colours, linewidths=4, capstyle="round", zorder=2))
 
 
-def _legend(figure: Any, styles: tuple[dict[str, str], dict[int, str]], drafter: bool) -> None:
+def _legend(figure: Any, styles: Styles, title: str, kinds: Sequence[str] = ()) -> None:
     from matplotlib.lines import Line2D
+
+    def entry(label: str, **style: Any) -> Line2D:
+        return Line2D([], [], label=label, **style)
 
     colours, marks = styles
     hollow: Style = {"markerfacecolor": "white", "color": GREY, "linestyle": "none"}
-    entries = [Line2D([], [], color=colour, linewidth=4, label=effort) for effort, colour in colours.items()]
-    entries += [Line2D([], [], marker=mark, label=f"{n} drafts", **hollow) for n, mark in marks.items()]
-    alone = [VERIFIER, DRAFTER] if drafter else [VERIFIER]
-    entries += [Line2D([], [], linestyle="none", **style) for style in alone]
-    title = "thick: frontier, numbers are its leniency; hollow: not on it; bars: 95%"
-    figure.legend(handles=entries, title=title, title_fontsize="small", fontsize="small", **BELOW)
-
-
-BELOW: Style = {"loc": "outside lower center", "ncols": 5, "frameon": False}
+    entries = [entry(effort, color=colour, linewidth=3) for effort, colour in colours.items()]
+    entries += [entry(f"{n} drafts", marker=mark, **hollow) for n, mark in marks.items()]
+    entries += [entry(f"{kind} alone", **{**hollow, **ALONE[kind]}) for kind in kinds]
+    figure.legend(handles=entries, title=title, **BELOW)
 
 
 def modelled(figure: Any, result: Result) -> bool:
     """A row a task and length: throughput and agreement by Eq. 6 and 7 beside those that were measured; a line an
     effort and draft length, along its leniency."""
-    sweep = result.get("pareto")
-    points = [p for p in sweep["points"] if p["kind"] == "point"] if sweep else []
+    sweep = result.get("pareto") or EMPTY
+    points = [p for p in sweep["points"] if p["kind"] == "point"]
     points = [p for p in points if None not in (p["tokens_s_modelled"], p["agreement_modelled"], p["agreement"])]
     if not points:
         return False
@@ -180,17 +186,8 @@ def modelled(figure: Any, result: Result) -> bool:
             panel.set_title(f"{cell[0]} {cell[1]:,}: {what}", loc="left", fontsize="small")
             panel.set_xlabel(AXES["tokens_s"])
         line[0].set_ylabel(AXES["agreement"])
-    _lines_legend(figure, styles)
+    _legend(figure, styles, "along a line: leniency")
     return True
-
-
-def _lines_legend(figure: Any, styles: tuple[dict[str, str], dict[int, str]]) -> None:
-    from matplotlib.lines import Line2D
-
-    colours, marks = styles
-    entries = [Line2D([], [], color=colour, label=effort) for effort, colour in colours.items()]
-    entries += [Line2D([], [], marker=m, color=GREY, linestyle="none", label=f"{n} drafts") for n, m in marks.items()]
-    figure.legend(handles=entries, fontsize="small", title="along a line: leniency", title_fontsize="small", **BELOW)
 
 
 FIGURES: dict[str, Callable[[Any, Result], bool]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from foldspec.bench.summary import FEW
+
 __all__ = ["columns", "flat", "pareto_remarks"]
 
 Row = Mapping[str, Any]
@@ -15,10 +17,10 @@ SPEEDS = {"latency_s": "latency", "tokens_s": "throughput"}
 LEGEND = (
     "log-prob: mean over the output's tokens of their log-probability under the target (raw logits, nats); agreement: "
     "1 - total variation spent a judged draft; each the mean of requests [95% interval]",
-    "latency: prompt to last token, prefill included, mean of requests; tokens/s: tokens of output over that time, of "
-    "all requests together",
+    "latency: prompt to last token, prefill included (the verifier's without the drafter's part), mean of requests; "
+    "tokens/s: tokens of output over that time, of all requests together",
     "model: Eq. 6 (1 - lambda d_K) and Eq. 7, the latter for the tokens after the first, behind the time to the first "
-    "as measured; the verifier's latency leaves out the drafter's part of prefill",
+    "as measured",
     "front: L on the frontier of latency, T of throughput; l, t: only not dominated by means; score / log-prob / "
     "agreement",
     "drafter alone: nothing was verified, but the target's pass was made all the same, so its times are derived: time "
@@ -100,17 +102,20 @@ def flat(pareto: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def pareto_remarks(pareto: Mapping[str, Any], temperature: float) -> list[str]:
     """What must stand under the table: frontiers and exclusions in words, what is lossless, how times are derived."""
-    names = {point["method"]: _name(point, pareto["axes"]) for point in pareto["points"]}
-    lines = [_frontier(front, names) for front in pareto["frontiers"]]
-    lines += [_excluded(row, names) for row in pareto["exclusions"]]
+    points = pareto["points"]
+    if not points:
+        return []
+    names = {point["method"]: _name(point, pareto["axes"]) for point in points}
+    counts = {(point["task"], point["length"]): point["n"] for point in points}
+    lines = _frontiers(pareto["frontiers"], names)
+    lines += [_excluded(row, names, counts[row["task"], row["length"]]) for row in pareto["exclusions"]]
     lines += LEGEND
-    lossless = dict.fromkeys(names[point["method"]] for point in pareto["points"] if point["lossless"])
-    rule = pareto["axes"]["accept"]
-    lines.append(f"lossless: {'; '.join(lossless)}; all else of the rule {rule} trades the target's law for speed")
+    lossless = dict.fromkeys(names[point["method"]] for point in points if point["lossless"])
+    lines.append(f"lossless: {'; '.join(lossless)}; the others are LOSSY, each one's law is in the JSON (methods)")
     if temperature == 0:
         lines.append(
-            "temperature 0: the target's laws are point masses; agreement is the share of judged drafts where the "
-            "target's argmax came"
+            "temperature 0: the target's laws are point masses, so what is spent at a draft is how likely another "
+            "token than the target's argmax is to come; Eq. 6's d_K is the share of drafts that miss it"
         )
     return lines
 
@@ -128,25 +133,38 @@ def _name(point: Row, axes: Mapping[str, Any]) -> str:
     return f"{KINDS['drafter']} ({text})" if point["kind"] == "drafter" else text
 
 
-def _frontier(front: Row, names: Mapping[str, str]) -> str:
-    head = f"{front['task']} {front['length']}, {QUALITIES[front['quality']]} by {SPEEDS[front['speed']]}"
-    if front["frontier"]:
-        return f"{head}: frontier, fastest first: {'; '.join(names[label] for label in front['frontier'])}"
-    why = " ".join(names.get(word, word) for word in front["why_not"].split())  # labels have no blanks
-    return f"{head}: no frontier: {why}"
+def _frontiers(frontiers: Sequence[Row], names: Mapping[str, str]) -> list[str]:
+    """What comes of several qualities and speeds alike is said once."""
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    for front in frontiers:
+        if front["frontier"]:
+            said = f"frontier, fastest first: {'; '.join(names[label] for label in front['frontier'])}"
+        else:
+            why = " ".join(names.get(word, word) for word in front["why_not"].split())  # labels have no blanks
+            said = f"no frontier: {why}"
+        alike.setdefault((front["task"], front["length"], said), []).append(front)
+    lines = []
+    for (task, length, said), fronts in alike.items():
+        speeds: dict[str, list[str]] = {}
+        for front in fronts:
+            speeds.setdefault(QUALITIES[front["quality"]], []).append(SPEEDS[front["speed"]])
+        where = ", ".join(f"{quality} by {' and '.join(each)}" for quality, each in speeds.items())
+        lines.append(f"{task} {length}, {where}: {said}")
+    return lines
 
 
-def _excluded(row: Row, names: Mapping[str, str]) -> str:
+def _excluded(row: Row, names: Mapping[str, str], n: int) -> str:
     """The second paper's two criteria (4.1) for one task: what speaks against sweeping it at all."""
     low, high = row["difference"]["ci"]
     chance = "not known" if row["chance"] is None else f"{row['chance']:g}"
     found = []
     if row["no_benefit"]:
-        found.append("NO BENEFIT (the drafter alone is not worse)")
+        found.append("NO BENEFIT (the drafter alone is about as good)")
     if row["below_chance"]:
-        found.append("BELOW CHANCE (the drafter guesses as well)")
+        found.append("BELOW CHANCE (the drafter is worse than guessing)")
+    neither = f"fewer than {FEW} requests exclude nothing" if n < FEW else "not excluded"
     return (
-        f"{row['task']} {row['length']}, exclusion: verifier {row['verifier_score']:.2f}, best {names[row['drafter']]} "
-        f"{row['drafter_score']:.2f}, difference {row['difference']['mean']:.2f} [{low:.2f}, {high:.2f}], chance "
-        f"{chance}: {' and '.join(found) or 'neither criterion excludes it'}"
+        f"{row['task']} {row['length']}, the paper's exclusions: verifier {row['verifier_score']:.2f}, best "
+        f"{names[row['drafter']]} {row['drafter_score']:.2f}, difference {row['difference']['mean']:.2f} [{low:.2f}, "
+        f"{high:.2f}], chance {chance}: {' and '.join(found) or neither}"
     )

@@ -12,7 +12,7 @@ from foldspec.bench.methods import AR
 from foldspec.bench.summary import FEW, NOISY
 from foldspec.tasks import MADE
 
-__all__ = ["FORMATS", "Column", "as_csv", "as_table", "remarks", "render", "tables"]
+__all__ = ["FORMATS", "Column", "as_csv", "as_table", "as_text", "remarks", "render", "tables"]
 
 FORMATS = ("table", "md", "csv", "json")
 FIRST = "every task and length"
@@ -189,6 +189,8 @@ def conditions(result: Mapping[str, Any]) -> list[str]:
     unsettled = [w for w in result["warmup"] if not w["settled"]]
     if unsettled:
         said = ", ".join(f"{w['method']} at {w['length']}" for w in unsettled)
+        if result.get("pareto"):  # of very many
+            said = f"{len(unsettled)} of {len(result['warmup'])} methods and lengths"
         lines.append(f"warm-up had not settled to 5%: {said}")
     disturbed = [row for row in result["summary"] if row["diff_from_ar"] and row["lossless"]]
     if disturbed:
@@ -220,8 +222,11 @@ def _made_from(cell: Mapping[str, Any]) -> str:
 
 def as_table(columns: Sequence[Column], rows: Sequence[Row], form: str) -> str:
     """``form``: ``table`` or ``md``."""
-    head = [name for name, _ in columns]
-    body = [[show(row) for _, show in columns] for row in rows]
+    return as_text([name for name, _ in columns], [[show(row) for _, show in columns] for row in rows], form)
+
+
+def as_text(head: Sequence[str], body: Sequence[Sequence[str]], form: str) -> str:
+    """Cells in columns. ``form``: ``table`` or ``md``."""
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
     if form == "md":
         lines = [head, ["-" * width for width in widths], *body]

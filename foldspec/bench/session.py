@@ -227,6 +227,7 @@ def dry_run(cells: Sequence[Cell], settings: BenchSettings) -> dict[str, Any]:
     prefills = Counter(cell.length for cell in cells for _ in cell.inputs)
     return {
         "methods": methods,
+        **({"axes": settings.axes.as_dict()} if settings.axes else {}),
         "max_new": settings.max_new,
         "cells": planned,
         "prefills": dict(sorted(prefills.items())),
@@ -237,6 +238,15 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
     """The same, a line each."""
     methods = plan["methods"]
     lines = [f"methods: {', '.join(methods[:-1])}, and {methods[-1]}"]
+    if axes := plan.get("axes"):
+        alone = len(axes["draft_tokens"]) * len(axes["effort"])
+        named = ", ".join(f"{share:g}" for share in axes["leniency"])
+        lines = [
+            f"drafts: {', '.join(map(str, axes['draft_tokens']))}; effort: {', '.join(axes['effort'])}; rule: "
+            f"{axes['accept']}{f', leniency {named}' if named else ''}",
+            f"{alone * max(1, len(axes['leniency']))} points, {alone} drafters alone, the verifier alone twice; and "
+            "runs that calibrate the model",
+        ]
     for cell in plan["cells"]:
         sizes = [one["n_in"] for one in cell["requests"]]
         lines.append(

@@ -16,6 +16,12 @@ from reproduce.study import Study
 
 MIRRORS = "Table 1 of the paper on speculative diffusion: accuracies of drafter and verifier alone"
 DIFFERS = diffusion.DIFFERS
+LEGEND = (
+    "Scores, verifier and drafter alone; best drafter: the best of its efforts; difference: verifier less drafter, "
+    "paired, with its 95% interval; chance: the score of guessing.",
+    "Left out by the paper's two criteria: no benefit, where that interval holds 0 or lies below it; below chance, where "
+    "the drafter guesses better than it answers.",
+)
 
 
 def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
@@ -38,19 +44,18 @@ STUDY = Study(
 def run(chosen: argparse.Namespace) -> report.Report:
     found = list(diffusion.measured(STUDY, chosen))
     rows = [_row(name, each) for name, result in found for each in result["pareto"]["exclusions"]]
+    known = paper.facts(STUDY.facts)
     head = ["pair", "task", "verifier", "best drafter", "difference", "chance", "here", "paper"]
     lines = [[str(cell) for cell in row.values()] for row in rows]
-    notes = ["best drafter: the best of its efforts. Left out here: no benefit, if 0 lies in the interval of the "
-             "difference; below chance, if the drafter scores no more than guessing does."]  # fmt: skip
     table = report.aligned(head, lines)
-    return report.Report({"rows": rows}, table, None, diffusion.origins(found), [*notes, *STUDY.notes])
+    return report.Report(
+        {"rows": rows}, table, None, diffusion.origins(found), [*LEGEND, *known["missing"], *STUDY.notes]
+    )
 
 
 def _row(pair: str, each: dict[str, Any]) -> dict[str, Any]:
     low, high = each["difference"]["ci"]
-    here = [
-        word for word, is_so in (("no benefit", each["no_benefit"]), ("below chance", each["below_chance"])) if is_so
-    ]
+    here = [name.replace("_", " ") for name in ("no_benefit", "below_chance") if each[name]]
     taken = paper.facts(STUDY.facts)["evaluated"].get(pair)
     return {
         "pair": pair,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from foldspec.bench.files import replace, write_json
 from foldspec.bench.machine import environment
 from foldspec.bench.methods import AR_AGAIN
+from foldspec.bench.report import as_text
 from reproduce import figure
 from reproduce.requests import Taken, short, shown, speedup_of, summed_up
 
@@ -67,7 +68,7 @@ def origin(engine: Engine, plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    return as_text(head, rows, "md")
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
