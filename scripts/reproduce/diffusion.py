@@ -7,6 +7,7 @@ import argparse
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from _options import real
 
 from foldspec.bench import plot
 from foldspec.bench.axes import Asked, Axes
-from foldspec.bench.pareto_report import columns, pareto_remarks
+from foldspec.bench.pareto_report import LEGEND, columns, pareto_remarks
 from foldspec.bench.settings import BenchSettings
 from foldspec.bench.sources import About
 from foldspec.engine import Engine
@@ -119,7 +120,8 @@ def _drawn(study: Study, pair: str, result: Mapping[str, Any], out: Path) -> lis
     """Draw a pair's figures as `foldspec plot` does; what is said of that."""
     if find_spec("matplotlib") is None:
         return ["Not drawn, for want of matplotlib: pip install 'foldspec[bench]', then the same command."]
-    files = plot.save(plot.draw(result), out, f"{study.facts}-{pair.replace('/', '_')}")
+    figures = {name: drawn for name, drawn in plot.draw(result).items() if name.startswith("pareto")}
+    files = plot.save(figures, out, f"{study.facts}-{pair.replace('/', '_')}")
     return [f"{pair}: drawn in {', '.join(file.name for file in files if file.suffix == '.png')} (and SVG)."]
 
 
@@ -133,15 +135,15 @@ def table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def said(pareto: Mapping[str, Any], temperature: float) -> list[str]:
-    """Frontiers and exclusions in words."""
-    return pareto_remarks(pareto, temperature)[: len(pareto["frontiers"]) + len(pareto["exclusions"])]
+    """Frontiers and exclusions in words: what stands before the legend."""
+    return list(takewhile(lambda line: line not in LEGEND, pareto_remarks(pareto, temperature)))
 
 
 def legend(found: Sequence[tuple[str, Mapping[str, Any]]], temperature: float) -> list[str]:
-    """How the columns are to be read: the same for all pairs."""
-    lines = [line for _, result in found for line in pareto_remarks(result["pareto"], temperature)]
-    own = {line for _, result in found for line in said(result["pareto"], temperature)}
-    return list(dict.fromkeys(line for line in lines if line not in own))
+    """How the columns are to be read, and which points are lossless: each line once."""
+    lines = (pareto_remarks(result["pareto"], temperature)[len(said(result["pareto"], temperature)) :]
+             for _, result in found)  # fmt: skip
+    return list(dict.fromkeys(chain.from_iterable(lines)))
 
 
 def origins(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

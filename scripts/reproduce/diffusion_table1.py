@@ -19,8 +19,8 @@ DIFFERS = diffusion.DIFFERS
 LEGEND = (
     "Scores, verifier and drafter alone; best drafter: the best of its efforts; difference: verifier less drafter, "
     "paired, with its 95% interval; chance: the score of guessing.",
-    "Left out by the paper's two criteria: no benefit, where that interval does not lie above 0; below chance, where the "
-    "drafter scores less than guessing. Fewer than 5 requests leave out nothing.",
+    "Left out by the paper's two criteria: no benefit, where that interval does not lie above 0; below chance, where "
+    "the drafter scores less than guessing. Fewer than 5 requests leave out nothing.",
 )
 
 
