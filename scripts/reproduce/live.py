@@ -63,7 +63,8 @@ def keep(
 
 
 def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
-    """The requests of these tasks in bench folders. Raises :class:`UsageError` where there is none, or where folders
+    """The requests of these tasks in bench folders, without the methods that were found not to say what plain decoding
+    says: none of their figures counts. Raises :class:`UsageError` where there is none, or where folders
     are of several settings or machines."""
     taken, wanted = Taken("live"), list(tasks)
     for folder in folders:
@@ -76,10 +77,12 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
         about = {key: bench.get(key) for key in ("complete", "created", "env")} | {"settings": settings}
         about["command"] = without_paths(command)
         taken.add(folder, {key: plan.get(key) for key in ("methods", "weights", "machine")}, about)
+        taken.red.update(red := _red(bench, folder))
         cells, left_out = pairs(_lines(folder / "requests.jsonl"), [*settings["methods"], AR_AGAIN])
         taken.left_out.update({key: n for key, n in left_out.items() if key[0] in wanted})
         for (task, length), groups in cells.items():
-            for group in groups if task in wanted else ():
+            for whole in groups if task in wanted else ():
+                group = {name: line for name, line in whole.items() if name not in red}
                 tau = {name: metrics.tau(line["commits"]) or 0.0 for name, line in group.items()}
                 rounds = {name: line["rounds"] for name, line in group.items()}
                 tpot = {name: line["tpot_ms"] for name, line in group.items()}
@@ -90,6 +93,14 @@ def read(folders: Iterable[Path], tasks: Iterable[str]) -> Taken:
     if not taken.requests:
         raise UsageError(f"hold no requests of {', '.join(wanted)}", where=", ".join(map(str, folders)) or "--bench")
     return taken
+
+
+def _red(bench: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Methods that did not say what plain decoding says, and why."""
+    found = bench.get("parity") or {}
+    if not isinstance(found, dict) or not all(isinstance(one, dict) and "state" in one for one in found.values()):
+        raise UsageError("has no verdicts on parity that can be read", where=str(folder / "bench.json"))
+    return {name: str(one.get("why")) for name, one in found.items() if one["state"] == "red"}
 
 
 def _words(value: Any) -> bool:

@@ -97,6 +97,7 @@ def sample(taken: Taken) -> str:
         f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} requests each of "
         f"{', '.join(dict.fromkeys(task for task, _ in cells))} at {', '.join(map(short, lengths))} tokens; "
         f"left out for all methods: {reasons(out) or 'none'}."
+        + "".join(f" PARITY RED, {name} is left out: {why}." for name, why in taken.red.items())
     )
 
 

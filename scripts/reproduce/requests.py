@@ -37,13 +37,15 @@ Summary = dict[str, Any]  # mean, low, high
 
 @dataclass(frozen=True)
 class Taken:
-    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why). ``origins``: of each
-    file its machine and command; with the first stands the plan (settings and weights), which is that of all."""
+    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why); ``red``: methods that
+    are left out, and why. ``origins``: of each file its machine and command; with the first stands the plan (settings
+    and weights), which is that of all."""
 
     way: str
     requests: list[Request] = field(default_factory=list)
     left_out: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     origins: list[dict[str, Any]] = field(default_factory=list)
+    red: dict[str, str] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:

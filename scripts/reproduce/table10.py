@@ -29,7 +29,7 @@ STUDY = Study(
 def run(chosen: argparse.Namespace) -> report.Report:
     rows, notes, origins = list[dict[str, Any]](), list[str](), list[Any]()
     for pair, columns, taken in tables.measured(STUDY, chosen):
-        whole = columns[-1]
+        whole = replace(columns[-1], name=ALL)  # of one task there is no average, but its column
         rows += beside.rows_of(STUDY, pair, [whole], taken)
         common = replace(whole, name=COMMON)
         rows += beside.rows_of(STUDY, pair, [common], taken, keep=lambda each: not each.differs)

@@ -17,7 +17,7 @@ import pytest
 import stored
 from cli.command import ROOT, copied, pair_words, tell_bytes_apart, with_text
 from masked import write_masked_llama
-from reproduce import beside, command, counts, live, paper, roofline, tables
+from reproduce import beside, command, counts, live, paper, report, roofline, tables
 from reproduce.study import GENERAL, Part, Study, mean_of, one
 
 from foldspec.checkpoints.registry import find
@@ -297,6 +297,21 @@ def test_the_second_engine_counts_what_differs(
     assert rows[table10.COMMON, "fold"]["paper"] == {"tau": 3.26, "speedup": 2.50}
     said = next(note for note in made.notes if note.startswith("Outputs that differ"))
     assert "full 0 (paper 83)" in said and "cmr 1 (paper 82)" in said and "fold 2 (paper 83)" in said
+
+
+def test_a_method_that_is_not_plain_decoding_has_no_figures(tmp_path: Path) -> None:
+    stored.write_live(tmp_path, "kv", (1024,), 5)
+    parity = {"fold": {"state": "red", "why": "differs at token 3"}, "full": {"state": "green", "why": ""}}
+    (tmp_path / "live-kv" / "bench.json").write_text(json.dumps({"parity": parity}))
+    taken = live.read([tmp_path / "live-kv"], ["kv"])
+    columns = TWO.chosen("qwen3-8b-dflash")[1:]
+    methods = {row["method"] for row in beside.rows_of(TWO, "qwen3-8b-dflash", columns, taken)}
+    assert "full" in methods and "fold" not in methods
+    assert "PARITY RED, fold is left out: differs at token 3." in report.sample(taken)
+    for bad in ("red", {"fold": 3}, {"fold": {}}):
+        (tmp_path / "live-kv" / "bench.json").write_text(json.dumps({"parity": bad}))
+        with pytest.raises(UsageError, match="parity"):
+            live.read([tmp_path / "live-kv"], ["kv"])
 
 
 # Counts of requests
