@@ -35,13 +35,18 @@ def interval(values: Any, *, resamples: int = RESAMPLES, seed: int = 0, level: f
 
 
 def average_interval(
-    tasks: Sequence[Sequence[float]], *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
+    tasks: Sequence[Sequence[float]],
+    *,
+    weights: Sequence[float] | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
 ) -> Any:
-    """[2] the interval of the mean of the tasks' means, each task the same weight, each resampled by itself."""
+    """[2] the interval of the mean of the tasks' means, each resampled by itself; ``weights`` None: all the same."""
     means = [
         np.asarray(values) @ counts(len(values), resamples, seed + i).T / len(values) for i, values in enumerate(tasks)
     ]
-    return _ends(np.mean(means, axis=0), level)
+    return _ends(np.average(means, axis=0, weights=weights), level)
 
 
 def ratio_interval(

@@ -52,8 +52,7 @@ def remarks(taken: Taken) -> list[str]:
     context = next(iter(taken.plan["methods"].values()))["max_context"]
     found = [f"{longest} is the longest prompt that leaves room for the output in a context of {context}."]
     if taken.way == "live":
-        again = summed_up(taken.requests, speedup_of(AR_AGAIN))
-        found.append(f"Plain decoding run twice on every request has a speedup of {shown(again)} over itself.")
+        found.append(report.noise(taken))
     return found if longest % 1024 else found[1:]
 
 

@@ -11,6 +11,7 @@ from _options import whole
 from foldspec.cli_shared import add_engine, engine_options
 from foldspec.errors import UsageError
 from foldspec.tasks import MADE
+from reproduce.roofline import GPUS
 
 if TYPE_CHECKING:
     from foldspec.bench.inputs import Cell
@@ -21,7 +22,8 @@ WAYS = ("offline", "live", "both")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Pair, engine and requests. One thread unless told otherwise: tasks may run in processes of their own."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results and every request are kept")
+    add_dry_run(parser, "h100")
     parser.add_argument("--pair", metavar="PAIR", help="a name of `foldspec models`; default: smollm2-135m")
     parser.add_argument("--target", metavar="T", help="a folder, a hub id, or an embedded one's name")
     parser.add_argument("--drafter", metavar="D", help="the same")
@@ -40,6 +42,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_engine(parser)
     parser.set_defaults(threads=1)
+
+
+def add_dry_run(parser: argparse.ArgumentParser, gpu: str) -> None:
+    """``gpu``: that of the paper."""
+    dry = parser.add_argument_group("before it is measured")
+    dry.add_argument("--dry-run", action="store_true", help="say what would be; needs no --out, weights or network")
+    dry.add_argument(
+        "--gpu", choices=sorted(GPUS), default=gpu, help="that time is estimated for; default: %(default)s"
+    )
 
 
 def add_sources(parser: argparse.ArgumentParser, way: str, ways: tuple[str, ...] = WAYS[:2]) -> None:

@@ -18,7 +18,7 @@ from foldspec.errors import UsageError
 class Request:
     """``length`` is what was asked for, ``n_in`` the prompt's tokens. ``tau`` and ``rounds`` by method: live, committed
     tokens a round; offline, tau_fs, and the positions that it is the mean of. ``tpot`` in milliseconds by method, plain
-    decoding included; empty offline."""
+    decoding included, and the methods whose output ``differs`` from plain decoding's; empty offline."""
 
     task: str
     length: int
@@ -27,6 +27,7 @@ class Request:
     tau: dict[str, float]
     rounds: dict[str, int]
     tpot: dict[str, float] = field(default_factory=dict)
+    differs: frozenset[str] = frozenset()
 
 
 SETTINGS = {"pair", "target", "window", "max_context"}  # of a method, that tables tell
@@ -36,13 +37,15 @@ Summary = dict[str, Any]  # mean, low, high
 
 @dataclass(frozen=True)
 class Taken:
-    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why). ``origins``: of each
-    file its machine and command; with the first stands the plan (settings and weights), which is that of all."""
+    """All requests of one way of measuring, task by task. ``left_out``: by (task, length, why); ``red``: methods that
+    are left out, and why. ``origins``: of each file its machine and command; with the first stands the plan (settings
+    and weights), which is that of all."""
 
     way: str
     requests: list[Request] = field(default_factory=list)
     left_out: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     origins: list[dict[str, Any]] = field(default_factory=list)
+    red: dict[str, str] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
