@@ -22,7 +22,7 @@ LEGEND = (
     "model: Eq. 6 (1 - lambda d_K) and Eq. 7, the latter for the tokens after the first, behind the time to the first "
     "as measured",
     "front: L on the frontier of latency, T of throughput; l, t: only not dominated by means; score / log-prob / "
-    "agreement",
+    "agreement; a point whose parity is red is on none",
     "drafter alone: nothing was verified, but the target's pass was made all the same, so its times are derived: time "
     "to the first token + rounds x the median time of drafting in its calibrating runs; it is on no frontier",
 )
@@ -44,8 +44,12 @@ def columns(pareto: Mapping[str, Any]) -> list[Column]:
         ("latency s", _summary("latency_s", 2)),
         ("tokens/s", _summary("tokens_s", 1)),
         ("model", _number("tokens_s_modelled", 1)),
-        ("front", lambda row: marks.get((row["task"], row["length"], row["method"]), "")),
+        ("front", lambda row: _front(row, marks)),
     ]
+
+
+def _front(row: Row, marks: Mapping[tuple[Any, ...], str]) -> str:
+    return "PARITY RED" if row.get("parity_red") else marks.get((row["task"], row["length"], row["method"]), "")
 
 
 def _leniency(row: Row) -> str:
@@ -96,7 +100,7 @@ def flat(pareto: Mapping[str, Any]) -> list[dict[str, Any]]:
                 row |= {f"{name}_mean": value["mean"], f"{name}_ci": value["ci"]}
             else:
                 row[name] = value
-        rows.append(row | {"front": marks.get((point["task"], point["length"], point["method"]), "")})
+        rows.append(row | {"front": _front(point, marks)})
     return rows
 
 

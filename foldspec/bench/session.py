@@ -235,7 +235,8 @@ class Session:
         if settings.axes is not None and model is not None:
             chances = {cell.task: chance(cell.task) for cell in self.cells}
             lossless = {label: bool(method["lossless"]) for label, method in self.methods.items()}
-            result["pareto"] = pareto(settings.axes, cells, model["methods"], lossless, chances, **how)
+            wrong = parity.red(result)
+            result["pareto"] = pareto(settings.axes, cells, model["methods"], lossless, chances, wrong, **how)
         self.store.finish(result)
         check(result)
         return result

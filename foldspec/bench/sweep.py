@@ -10,7 +10,7 @@ is that to the first token and, for each of its rounds, what drafting takes (the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from foldspec.bench import metrics
@@ -31,17 +31,21 @@ def pareto(
     modelled: Sequence[Mapping[str, Any]],
     lossless: Mapping[str, bool],
     chances: Mapping[str, float | None],
+    red: Collection[str] = (),
     *,
     resamples: int,
     seed: int,
 ) -> dict[str, Any]:
     """``modelled``: the rows ``methods`` of ``modelled.calibration``; ``lossless`` by method; ``chances``: the score of
-    guessing, by task."""
+    guessing, by task; ``red``: methods whose parity is (``parity.py``), which are on no frontier."""
     found = points(axes, cells, modelled, lossless, resamples=resamples, seed=seed)
+    for point in found:
+        point["parity_red"] = point["method"] in red
+    right = [point for point in found if not point["parity_red"]]
     return {
         "axes": axes.as_dict(),
         "points": found,
-        "frontiers": frontiers(cells, found, resamples=resamples, seed=seed),
+        "frontiers": frontiers(cells, right, resamples=resamples, seed=seed),
         "exclusions": exclusions(cells, found, chances, resamples=resamples, seed=seed),
     }
 

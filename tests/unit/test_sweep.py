@@ -102,6 +102,19 @@ def test_the_model_stands_beside_what_was_measured() -> None:
     assert [point["agreement_modelled"] for point in found] == [None, None, None, pytest.approx(0.6)]
 
 
+def test_a_point_whose_parity_is_red_is_on_no_frontier() -> None:
+    cells = {("t", 8): [group for _ in range(4) for group in groups()]}
+    chances = {"t": 0.0}
+    for red in ((), (STRICT,)):
+        found = sweep.pareto(AXES, cells, MODELLED, LOSSLESS, chances, red, **HOW)
+        fronts = found["frontiers"]
+        assert any(STRICT in front["non_dominated"] for front in fronts) is not bool(red)
+        assert [point["method"] for point in found["points"] if point["parity_red"]] == list(red)
+        place = [name for name, _ in pareto_report.columns(found)].index("front")
+        row = next(point for point in found["points"] if point["method"] == STRICT)
+        assert (pareto_report.columns(found)[place][1](row) == "PARITY RED") is bool(red)
+
+
 class Text:
     def __init__(self) -> None:
         self.scored: list[tuple[int, ...]] = []
