@@ -9,8 +9,10 @@ latency enters as its negative. Of two points with one mean of both, both are ke
     2. The fastest is a member. Each further point is one if its quality is better than that of the last member before
        it: the 95% interval of the paired difference (its own less that member's, over the requests that have both,
        of which there are ``FEW`` at least) lies above 0. Else it buys nothing for its time, and is passed over.
-    3. Points of one place go together: all of them differ from all of the last member's place, or none is a member.
-    4. Fewer than ``FEW`` requests, or than two members' places: no frontier is claimed, and ``why_not`` says so.
+    3. Lossless points write by one law, so what one is better by than another is chance: beside a lossless member no
+       other lossless point becomes one.
+    4. Points of one place go together: all of them differ from all of the last member's place, or none is a member.
+    5. Fewer than ``FEW`` requests, or than two members' places: no frontier is claimed, and ``why_not`` says so.
 
 So every two neighbours on a frontier differ in quality beyond chance, each by an interval of its own (95% for each, not
 for all together). Speeds are compared by their means. The same resamples serve every interval of a cell.
@@ -18,7 +20,7 @@ for all together). Speeds are compared by their means. The same resamples serve 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import groupby, product
 from typing import Any
 
@@ -78,7 +80,8 @@ def frontiers(groups: Groups, points: Sequence[Point], *, resamples: int, seed: 
                 continue
             places = {p["method"]: place(p, name, speed) for p in having}
             kept = non_dominated(places)
-            members, why_not = _members(requests, kept, places, name, resamples, seed)
+            lossless = {p["method"] for p in having if p["lossless"]}
+            members, why_not = _members(requests, kept, places, lossless, name, resamples, seed)
             found.append(
                 {
                     "task": cell[0],
@@ -94,7 +97,13 @@ def frontiers(groups: Groups, points: Sequence[Point], *, resamples: int, seed: 
 
 
 def _members(
-    requests: Sequence[Group], kept: Sequence[str], places: Mapping[str, Place], name: str, resamples: int, seed: int
+    requests: Sequence[Group],
+    kept: Sequence[str],
+    places: Mapping[str, Place],
+    lossless: Set[str],
+    name: str,
+    resamples: int,
+    seed: int,
 ) -> tuple[list[str], str]:
     """The members of the frontier; or none, and why."""
     if len(requests) < FEW:
@@ -104,6 +113,8 @@ def _members(
         return [], f"nothing is faster or better than {' and '.join(kept)}"
     chosen = [steps[0]]
     for step in steps[1:]:
+        if not lossless.isdisjoint(step) and any(not lossless.isdisjoint(member) for member in chosen):
+            continue
         apart = [_differences(requests, one, last, name) for one in step for last in chosen[-1]]
         if all(len(each) >= FEW and _summary(each, resamples, seed)["ci"][0] > 0 for each in apart):
             chosen.append(step)

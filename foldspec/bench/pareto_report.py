@@ -172,7 +172,7 @@ def _excluded(row: Row, names: Mapping[str, str], n: int) -> str:
     chance = "not known" if row["chance"] is None else f"{row['chance']:g}"
     found = []
     if row["no_benefit"]:
-        found.append("NO BENEFIT (the drafter alone is about as good)")
+        found.append("NO BENEFIT (the verifier alone is not better beyond chance)")
     if row["below_chance"]:
         found.append("BELOW CHANCE (the drafter is worse than guessing)")
     neither = f"fewer than {FEW} requests exclude nothing" if n < FEW else "not excluded"

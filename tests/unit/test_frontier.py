@@ -30,7 +30,7 @@ def summary(value: float | None) -> dict[str, Any] | None:
 
 
 def sweep(scores: Scores) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
-    """Requests and points; ``ar`` is the verifier, names that begin with ``alone`` are drafters alone."""
+    """Requests and points; ``ar`` is the verifier; drafters alone and lossless points have names that begin so."""
     count = max(len(values) for _, values in scores.values())
     requests = [
         {name: {"method": name, "score": values[i], "logprob": None} for name, (_, values) in scores.items()}
@@ -41,6 +41,7 @@ def sweep(scores: Scores) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
             **dict(zip(("task", "length"), CELL, strict=True)),
             "method": name,
             "kind": "verifier" if name == "ar" else "drafter" if name.startswith("alone") else "point",
+            "lossless": name.startswith("lossless"),
             "score": summary(mean(values)),
             "logprob": None,
             "agreement": None,
@@ -59,6 +60,18 @@ def found(scores: Scores, speed: str = "latency_s") -> dict[str, Any]:
 
 def steady(value: float, n: int = 8) -> list[float]:
     return [value] * n
+
+
+def test_what_one_lossless_point_is_better_by_is_chance() -> None:
+    better = {"lossless b": (2.0, steady(0.5)), "b": (2.0, steady(0.5))}
+    for second, (seconds, values) in better.items():
+        fast: Scores = {"lossless a": (1.0, steady(0.2)), second: (seconds, values), "c": (3.0, steady(0.9))}
+        front = found(fast)
+        assert front["non_dominated"] == list(fast)
+        assert front["frontier"] == [name for name in fast if name != "lossless b"]
+    between: Scores = {"lossless a": (1.0, steady(0.2)), "b": (2.0, steady(0.5)), "lossless c": (3.0, steady(0.9))}
+    assert found(between)["frontier"] == ["lossless a", "b"]
+    assert found({"a": (1.0, steady(0.2)), "lossless b": (2.0, steady(0.5))})["frontier"] == ["a", "lossless b"]
 
 
 # Few values, so that equal coordinates are met.
