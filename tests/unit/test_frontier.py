@@ -254,6 +254,12 @@ def test_a_drafter_as_good_as_its_verifier_is_excluded() -> None:
     assert one["difference"]["ci"] == pytest.approx(list(known.confidence_interval))
 
 
+def test_a_verifier_that_is_better_by_chance_is_no_benefit() -> None:
+    """The paper's "nearly the same" goes by the interval, not by which mean is larger."""
+    (one,) = excluded({"ar": (2.0, [1.0, 0.0] * 3 + [1.0, 1.0]), "alone": (1.0, [0.0, 1.0] * 4)})
+    assert one["difference"]["mean"] > 0 > one["difference"]["ci"][0] and one["no_benefit"]
+
+
 def test_a_drafter_that_is_better_leaves_nothing_to_verify() -> None:
     (one,) = excluded({"ar": (2.0, steady(0.4)), "alone": (1.0, steady(0.9))})
     assert one["no_benefit"] and one["difference"]["mean"] == pytest.approx(-0.5)

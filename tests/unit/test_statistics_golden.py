@@ -24,7 +24,7 @@ def cell() -> list[dict[str, dict[str, Any]]]:
         common = {"first_diff": None, "gap": None, "score": None, "second_opinion": None, "parts_ms": None}
         times = {"ttft_ms": 1.0, "draft_prefill_ms": 0.0, "decode_ms": 1e3 * seconds, "bytes_a_round": 1}
         tpot = metrics.tpot(0, 1e3 * seconds, tokens)
-        told = {"n_in": 9, "n_out": tokens, "rounds": rounds, "commits": commits, "tpot_ms": tpot}
+        told = {"order": 0, "n_in": 9, "n_out": tokens, "rounds": rounds, "commits": commits, "tpot_ms": tpot}
         return common | times | told | {"output_ids_sha256": ""}
 
     return [
