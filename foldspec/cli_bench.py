@@ -264,6 +264,7 @@ def _cells(options: argparse.Namespace, settings: BenchSettings, about: About) -
 
     longest = about.max_context - (settings.max_new or OUTPUT)
     lengths, cut = parse_lengths(settings.lengths, longest)
+    named, _ = parse_lengths(settings.lengths, 1 << 40)
     sources = make_sources(
         settings.task_names,
         about,
@@ -274,7 +275,7 @@ def _cells(options: argparse.Namespace, settings: BenchSettings, about: About) -
         score=settings.score,
         execute=settings.allow_code_execution,
     )
-    return make_cells(sources, lengths, limit=settings.limit), cut
+    return make_cells(sources, lengths, limit=settings.limit, named=named), cut
 
 
 def _check_tasks(settings: BenchSettings) -> None:

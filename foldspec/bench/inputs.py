@@ -35,13 +35,15 @@ class Source:
     """A task for one target. ``items`` (length, count) gives at most so many items that may be used at a length; where
     the items are ``published``, it may go on. ``longest``: the longest prompt after which ``max_new`` tokens fit.
     ``whole``: a length is what prompts are shorter than, and an item belongs to the first of all lengths that is
-    longer. ``judge`` (answer, output); ``facts``: what is to be said of the data that was read."""
+    longer. ``sized``: a length is the data's own name of a size, whatever fits. ``judge`` (answer, output); ``facts``:
+    what is to be said of the data that was read."""
 
     items: Callable[[int, int], Iterable[Item]]
     longest: int
     max_new: int = 128
     whole: bool = False
     published: bool = False
+    sized: bool = False
     judge: Callable[[Any, str], Score | None] | None = None
     facts: Callable[[], Mapping[str, str | None]] = dict
 
@@ -99,12 +101,16 @@ def parse_lengths(text: str, longest: int) -> tuple[list[int], list[str]]:
     return sorted(lengths), notices
 
 
-def make_cells(tasks: Mapping[str, Source], lengths: Sequence[int], *, limit: int) -> list[Cell]:
-    """Cells in order of length. Raises :class:`UsageError` for a task that has nothing of some length; one whose items
+def make_cells(
+    tasks: Mapping[str, Source], lengths: Sequence[int], *, limit: int, named: Sequence[int] | None = None
+) -> list[Cell]:
+    """Cells in order of length. ``named``: the lengths before they were cut to what fits, for tasks that are sized
+    (None: nothing was cut). Raises :class:`UsageError` for a task that has nothing of some length; one whose items
     are whole has no cell there, but must have one."""
     cells: list[Cell] = []
     for name, source in tasks.items():
-        sets = [list(lengths)] if source.whole else [[length] for length in lengths]
+        sizes = named if source.sized and named is not None else lengths
+        sets = [list(sizes)] if source.whole else [[length] for length in sizes]
         for asked in sets:
             found = _gather(name, source, asked, limit)
             made = [_cell(name, source, length, found[length], limit) for length in asked if found[length].inputs]

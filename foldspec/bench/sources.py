@@ -80,7 +80,8 @@ def make_sources(
             published = name in PUBLISHED
             longest = longest_prompt(about.max_context, new) if published else about.max_context - new
             items, judge = partial(_items, task, about, seed), _judge(task, score, execute)
-            sources[name] = Source(items, longest, new, task.whole, published, judge, partial(_facts, task))
+            sized = task.sized
+            sources[name] = Source(items, longest, new, task.whole, published, sized, judge, partial(_facts, task))
     if not sources:
         raise UsageError("names no task", where="--tasks")
     return sources

@@ -43,7 +43,8 @@ class Task(ABC):
     """``max_new``: tokens to generate, unless told otherwise. ``scoring``: the rule of :meth:`score`, in words.
     ``chance``: the score that guessing gets.
     ``library``: the module without which :meth:`by_library` cannot judge. ``executes``: judging runs what a model
-    wrote. ``whole``: prompts are as long as they are, and a length only bounds them."""
+    wrote. ``whole``: prompts are as long as they are, and a length only bounds them. ``sized``: a length is the data's
+    own name of a size."""
 
     name: ClassVar[str]
     max_new: ClassVar[int]
@@ -52,6 +53,7 @@ class Task(ABC):
     library: ClassVar[str] = ""
     executes: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    sized: ClassVar[bool] = False
 
     @property
     @abstractmethod

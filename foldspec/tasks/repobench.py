@@ -23,6 +23,7 @@ class RepoBenchPython(Published):
     tokenizer's tokens: prompts may be much shorter. One example a file: the first in hash order."""
 
     name, max_new, whole = "repobench", 256, False
+    sized = True
     sign: ClassVar[str] = "#"
     origin = Origin("tianyang/repobench_python_v1.1", ("data/cross_file_first-*.parquet",))
     part = "default/cross_file_first"

@@ -47,6 +47,7 @@ class SpeedBench(SpeedBenchQualitative):
     items of the first three and 768 of the others."""
 
     name, whole = "speedbench", False
+    sized = True
 
     @property
     def dataset(self) -> str:

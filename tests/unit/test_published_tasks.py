@@ -384,6 +384,21 @@ def test_a_prompt_that_comes_again_is_measured_once() -> None:
     assert [i.id for i in cell.inputs] == ["a", "cc"] and cell.repeated == 1
 
 
+def test_the_datas_own_sizes_are_not_cut_to_what_fits() -> None:
+    asked: list[int] = []
+
+    def items(length: int, count: int) -> Any:
+        asked.append(length)
+        return [Thing("a", 4)]
+
+    source = Source(items, 16, 5, published=True, sized=True)
+    (cell,) = make_cells({"t": source}, [16], limit=1, named=[64])
+    assert asked == [64] and cell.length == 64
+    make_cells({"t": Source(items, 16, 5, published=True)}, [16], limit=1, named=[64])
+    assert asked == [64, 16]
+    assert {name for name in PUBLISHED if make_task(name).sized} == {"repobench", "repobench_java", "speedbench"}
+
+
 def test_no_more_is_read_than_is_needed() -> None:
     taken: list[str] = []
 
