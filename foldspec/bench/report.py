@@ -37,7 +37,7 @@ def _speedup(row: Row) -> str:
 
 
 def _method(row: Row) -> str:
-    return str(row["method"]) if row["lossless"] or row["made_up"] else f"{row['method']} (lossy)"
+    return str(row["method"]) if row["lossless"] or row.get("made_up") else f"{row['method']} (lossy)"
 
 
 def _share(row: Row) -> str:

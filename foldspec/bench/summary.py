@@ -191,6 +191,7 @@ def against(
                         "task": task,
                         "length": length,
                         "method": method,
+                        "made_up": groups[0][method].get("made_up", ""),
                         "against": other,
                         "n": len(groups),
                         "speedup_mean": metrics.mean(gains),
@@ -219,6 +220,7 @@ def averages(
                 {
                     "length": length,
                     "method": method,
+                    "made_up": tasks[0][0][method].get("made_up", ""),
                     "tasks": len(tasks),
                     "n": sum(len(groups) for groups in tasks),
                     "tau_mean": metrics.mean([metrics.mean(each) for each in taus]),
