@@ -15,7 +15,7 @@ from foldspec.bench.bootstrap import RESAMPLES, interval
 from foldspec.bench.methods import AR, AR_AGAIN
 from foldspec.bench.report import MARKS, Column, as_csv, as_table, with_draft_prefill
 from foldspec.bench.results import runs
-from foldspec.bench.summary import verdict
+from foldspec.bench.summary import NOISY, verdict
 from foldspec.errors import UsageError
 
 __all__ = ["compare", "differences", "render"]
@@ -27,7 +27,8 @@ def compare(a: Result, b: Result, names: Sequence[str] = ("A", "B"), *, methods:
     """``rows``: for each task, length and method that both have, over the requests of both, with 95% intervals:
     ``speedup`` mean of TPOT_a / TPOT_b, ``relative`` the same of each side's speedup over its own plain decoding (b's
     over a's), ``tau`` mean of tau_b - tau_a, ``equal`` outputs that are the same; ``only`` requests of one side alone;
-    ``differ`` what else differs, in words; ``red`` pairs that are left out, since a side is not plain decoding's equal.
+    ``differ`` what else differs, and ``noise`` of each side, in words; ``red`` pairs that are left out, since a side is
+    not plain decoding's equal.
 
     ``methods``: pairs of labels as ``fold/fold:alpha=4``, or one label for both; none: all that both have. Raises
     :class:`UsageError` for inputs that differ under one id, for speedups of two kinds, and where nothing is left.
@@ -59,9 +60,23 @@ def compare(a: Result, b: Result, names: Sequence[str] = ("A", "B"), *, methods:
         "rows": rows,
         "only": only,
         "differ": differences(a, b),
+        "noise": [_noise(side, name) for side, name in zip((a, b), names, strict=True)],
         "red": red,
         "with_draft_prefill": included[0],
     }
+
+
+def _noise(side: Result, name: str) -> str:
+    """What plain decoding differed from itself by, and what else the machine did: a method that gained only because the
+    other side was disturbed has gained nothing."""
+    found, load = side["noise"], side["env"].get("load_before")
+    told = "plain decoding was not run twice"
+    if found is not None:
+        low, high = found["ar_vs_ar_ci"]
+        told = f"plain decoding against itself {found['ar_vs_ar_mean']:.3f} [{low:.3f}, {high:.3f}]"
+    busy = "" if load is None else f", load average {load[0]:.1f} before"
+    noisy = found is not None and found["width"] > NOISY
+    return f"{name}: {told}{busy}" + ("; NOISY: it was disturbed, and so is what is compared with it" if noisy else "")
 
 
 def _pairs(
@@ -168,6 +183,7 @@ def render(found: Mapping[str, Any], form: str) -> str:
         "B over A: TPOT of A over that of B, of two times of a day; to AR: the same, each side over its own AR first: "
         "+ a gain, - a loss, ~ the interval contains 1, ? too few requests",
         "tau: B's less A's; equal: outputs that are the same",
+        *found["noise"],
         *(f"PARITY RED, not compared: {line}" for line in found["red"]),
         *(f"{count} requests are in {name} alone" for name, count in found["only"].items() if count),
         *(f"DIFFERENT {line}" for line in found["differ"]),

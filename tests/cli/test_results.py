@@ -129,6 +129,21 @@ def test_what_differs_is_said(folder: Path, changed: Any) -> None:
     assert "DIFFERENT env device" in text and "DIFFERENT full draft_tokens" in text
 
 
+def test_a_side_that_was_disturbed_is_named(folder: Path, changed: Any) -> None:
+    def change(value: dict[str, Any]) -> None:
+        value["noise"] |= {"ar_vs_ar_ci": [0.9, 1.1], "width": 0.2}
+        value["env"]["load_before"] = [7.5, 0, 0]
+
+    def quiet(value: dict[str, Any]) -> None:
+        value["noise"] |= {"ar_vs_ar_ci": [0.99, 1.01], "width": 0.02}
+
+    noisy = changed(change)
+    said = [line for line in main("compare", noisy, noisy).out.splitlines() if "NOISY" in line]
+    assert len(said) == 2 and said[0].startswith(f"{noisy}: ") and "[0.900, 1.100], load average 7.5 before" in said[0]
+    calm = changed(quiet)
+    assert "NOISY" not in main("compare", calm, calm).out
+
+
 def test_other_prompts_are_not_compared(folder: Path, changed: Any) -> None:
     other = changed(lambda value: each_run(value, "ar", "input_sha256", lambda x: x[::-1]))
     refused(main("compare", folder, other), 2, "is another prompt")
