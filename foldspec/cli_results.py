@@ -39,24 +39,30 @@ def add_commands(commands: Any) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from foldspec.bench.compare import compare, render
-    from foldspec.bench.results import read_result
+    from foldspec.bench.results import as_written, read_result
 
     methods = [] if options.methods is None else [name for name in options.methods.split(",") if name]
     a, b = (read_result(Path(name)) for name in (options.a, options.b))
-    found = compare(a, b, (options.a, options.b), methods=methods)
-    print(json.dumps(found) if options.format == "json" else render(found, options.format))
+    with as_written(options.a, options.b):
+        found = compare(a, b, (options.a, options.b), methods=methods)
+        text = json.dumps(found, allow_nan=False) if options.format == "json" else render(found, options.format)
+    print(text)
     return 0
 
 
 def _plot(options: argparse.Namespace) -> int:
     from foldspec.bench import plot
-    from foldspec.bench.results import read_result
+    from foldspec.bench.results import as_written, read_result
 
     chosen = None if options.figures is None else plot.names(options.figures.split(","))
     path = Path(options.result)
-    figures = plot.draw(read_result(path), chosen)
+    result = read_result(path)
+    with as_written(options.result):
+        figures = plot.draw(result, chosen)
     stem = path.stem if path.is_file() and path.stem != "bench" else path.resolve().name if path.is_dir() else "bench"
-    for written in plot.save(figures, Path(options.out), stem):
+    with as_written(options.result):  # some of a figure is made when it is saved
+        saved = plot.save(figures, Path(options.out), stem)
+    for written in saved:
         print(written)
     return 0
 
@@ -64,9 +70,11 @@ def _plot(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from foldspec.bench.files import replace
     from foldspec.bench.page import page
-    from foldspec.bench.results import read_result
+    from foldspec.bench.results import as_written, read_result
 
-    text = page(read_result(Path(options.result)))
+    result = read_result(Path(options.result))
+    with as_written(options.result):
+        text = page(result)
     try:
         replace(Path(options.out), text.encode())
     except (OSError, ValueError) as error:  # ValueError: no name of a file

@@ -4,7 +4,7 @@ these make. Imports no torch."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,6 +109,7 @@ class Asked:
         if self.rule not in ACCEPTS or "," in self.accept:
             do = f"known: {', '.join(ACCEPTS)}; the drafter alone comes along in any case"
             raise UsageError(f"{self.accept!r} is no rule that a sweep varies", where="--accept", do=do)
+        self._check_rule()
         if self.leniency is not None and not ACCEPTS[self.rule]:
             raise UsageError(f"changes nothing about the rule {self.rule}", where="--leniency", do="leave it out")
         for name in (*_KINDS, "leniency"):
@@ -123,9 +124,17 @@ class Asked:
             raise UsageError(error.what, where=where, do=error.do) from None
         if "," in self.context or "context" not in method.changes:
             raise UsageError("is not one context method", where=where, do="for lookup and the like, use --drafter")
-        for name in (*_KINDS, "leniency", "accept", "draft_temperature"):
-            if name in method.changes:
-                raise UsageError(f"{name} has an option of its own", where=where, do=f"use {_flag(name)}")
+        _own_options(method.changes, where, *_KINDS, "leniency", "accept", "draft_temperature")
+
+    def _check_rule(self) -> None:
+        where = f"--accept {self.accept}"
+        given = [pair.partition("=")[0] for pair in self.accept.split(":")]
+        _own_options(given, where, *_KINDS, "leniency", "draft_temperature")
+        strict = "".join(f":leniency={share}" for share in ACCEPTS[self.rule][:1])
+        try:
+            parse_methods(f"{Asked.context}:accept={self.accept}{strict}")
+        except UsageError as error:
+            raise UsageError(error.what, where=where, do=error.do) from None
 
     def values(self, name: str) -> tuple[Any, ...] | None:
         """One of the lists. Raises :class:`UsageError` for what is no number, out of range, or named twice."""
@@ -186,6 +195,13 @@ def _check(name: str, value: Any, accept: str = "exact") -> None:
         MethodOptions(**{"accept": accept, name: value} if value is not None else {})
     except UsageError as error:
         raise UsageError(error.what, where=_flag(name), do=error.do) from None
+
+
+def _own_options(given: Collection[str], where: str, *names: str) -> None:
+    """Raises :class:`UsageError` for one of the names among what is given in a place of another."""
+    for name in names:
+        if name in given:
+            raise UsageError(f"{name} has an option of its own", where=where, do=f"use {_flag(name)}")
 
 
 def _flag(name: str) -> str:

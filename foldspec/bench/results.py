@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from foldspec.bench.schema import NAME, check
 from foldspec.errors import MeasurementError, UsageError
 
-__all__ = ["read_result", "runs"]
+__all__ = ["as_written", "read_result", "runs"]
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -24,6 +25,10 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot be read ({error.strerror})", where=str(path)) from None
     except (ValueError, RecursionError):
         raise UsageError("is not JSON", where=str(path)) from None
+    try:
+        json.dumps(result, allow_nan=False)
+    except ValueError:
+        raise UsageError("has numbers that are not finite: foldspec writes none", where=str(path)) from None
     if not isinstance(result, dict) or result.get("schema") != NAME:
         raise UsageError(f"is no result of foldspec bench ({NAME})", where=str(path))
     try:
@@ -31,6 +36,18 @@ def read_result(path: Path) -> dict[str, Any]:
     except MeasurementError as error:
         raise UsageError(str(error), where=str(path)) from None
     return result
+
+
+@contextmanager
+def as_written(*names: str) -> Iterator[None]:
+    """Around what is made of results that were read. The schema, where jsonschema is there at all, holds the form of a
+    file and not its sense: what a changed file says of methods it does not have, or divides by, comes up only here."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"does not agree with itself ({type(error).__name__}: {error!s:.80})"
+        do = "if it was changed, `bench ... --resume` or `pareto` sums up anew; else this is a fault in foldspec"
+        raise UsageError(what, where=" or ".join(names), do=do) from error
 
 
 def runs(result: Mapping[str, Any], where: str) -> dict[tuple[str, int, str], dict[str, dict[str, Any]]]:

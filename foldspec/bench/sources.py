@@ -62,8 +62,9 @@ def make_sources(
     """
     data = data or {}
     for name in data:
-        if name not in names:
-            raise UsageError("is not among --tasks", where=f"--data {name}={data[name]}")
+        if name not in names or name == RANDOM:
+            what = "is not among --tasks" if name not in names else "takes no data: its ids are drawn"
+            raise UsageError(what, where=f"--data {name}={data[name]}")
     sources: dict[str, Source] = {}
     for name in names:
         if name == RANDOM:

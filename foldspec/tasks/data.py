@@ -24,6 +24,7 @@ from foldspec.errors import FoldspecError, ResourceError, UsageError
 __all__ = ["Access", "Origin", "Row", "find", "read"]
 
 Row = Mapping[str, Any]
+TEXT = "utf-8-sig"  # the mark that some editors put first is no part of the data
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,16 @@ def _rows(path: Path, member: str) -> Iterator[Any]:
         yield from _parquet(path)
     elif name.endswith(".zip"):
         with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            yield from _lines(io.TextIOWrapper(file, encoding="utf-8"))
+            yield from _lines(io.TextIOWrapper(file, encoding=TEXT))
     elif name.endswith(".csv"):
         csv.field_size_limit(1 << 30)
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding=TEXT, newline="") as file:
             yield from csv.DictReader(file)
     elif name.endswith(".json"):
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding=TEXT))
         yield from rows if isinstance(rows, list) else [rows]
     else:
-        with gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding=TEXT) if name.endswith(".gz") else path.open(encoding=TEXT) as file:
             yield from _lines(file)
 
 

@@ -74,7 +74,7 @@ def _beside(place: Place, path: Path | None) -> str | None:
         return None
     file = (path if path.is_dir() else path.parent) / Path(place.path).name
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError):
         return None
 

@@ -173,10 +173,28 @@ def drop(value: dict[str, Any], method: str) -> None:
         (lambda value: value["requests"]["rows"][0].__setitem__(0, [1]), "requests that are not whole"),
         (lambda value: value.update(schema="other"), "is no result of foldspec bench"),
         (lambda value: value.update(summary="none"), "breaks its schema"),
+        (lambda value: each_run(value, "full", "rounds", lambda x: 0), "does not agree with itself"),
+        (lambda value: each_run(value, "full", "n_out", lambda x: "many"), "does not agree with itself"),
+        (lambda value: each_run(value, "full", "decode_ms", lambda x: float("nan")), "numbers that are not finite"),
     ],
 )
 def test_what_is_no_result_is_refused(folder: Path, changed: Any, change: Any, says: str) -> None:
     refused(main("compare", folder, changed(change)), 2, says)
+
+
+@pytest.mark.parametrize("command", ["compare", "plot", "report"])
+def test_a_changed_result_is_refused_with_or_without_jsonschema(
+    folder: Path, changed: Any, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema holds the form alone, and is asked only where jsonschema is there."""
+    monkeypatch.setattr("foldspec.bench.results.check", lambda result: None)
+    more, out = ([folder], ()) if command == "compare" else ([], ("--out", tmp_path / "made"))
+    wrong = {"parity": {"full": {"state": "red"}}, "methods": {"ar": {}}, "summary": 5}
+    read = {"compare": ["parity"], "plot": ["methods", "summary"], "report": [*wrong]}[command]
+    for name in read:
+        other = changed(lambda value, name=name: value.update({name: wrong[name]}))
+        refused(main(command, other, *more, *out), 2, "does not agree with itself", "other.json")
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("command", ["compare", "plot", "report"])

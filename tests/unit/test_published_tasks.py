@@ -315,6 +315,14 @@ def test_data_in_every_form(tmp_path: Path) -> None:
         packed = tmp_path / f"{file}.gz"
         packed.write_bytes(gzip.compress((ROWS / file).read_bytes()))
         assert list(task(name, packed).items(encode, 512, 9, 0)) == expected
+        marked = tmp_path / f"marked-{file}"  # as editors of Windows write it
+        marked.write_bytes(b"\xef\xbb\xbf" + (ROWS / file).read_bytes().replace(b"\n", b"\r\n"))
+        assert list(task(name, marked).items(encode, 512, 9, 0)) == expected
+    table = tmp_path / "gpqa_diamond.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + (ROWS / table.name).read_bytes())
+    assert list(task("gpqa_diamond", table).items(encode, 512, 9, 0)) == list(
+        task("gpqa_diamond").items(encode, 512, 9, 0)
+    )
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.write(ROWS / "gov_report_e.jsonl", "data/gov_report_e.jsonl")
     assert list(task("govreport", tmp_path / "data.zip").items(encode, 512, 9, 0)) == expected
