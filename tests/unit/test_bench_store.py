@@ -131,6 +131,8 @@ def test_an_edited_line_is_refused(begun: Path) -> None:
     whole = [json.loads(line) for line in path.read_text().splitlines()]
     edited = [({k: v for k, v in whole[1].items() if k != name}, name) for name in LINE if name not in LATER]
     edited += [({**whole[1], name: value}, ".") for name, values in WRONG.items() for value in values]
+    beyond = {"decode_ms": 10**400, "logprob": 1e308, "spent": math.nan, "made_up": 0, "bytes_a_round": math.inf}
+    edited += [({**whole[1], name: value}, f"^.*: {name} is") for name, value in beyond.items()]
     edited += [(line, "not the line of a run") for line in (None, 3, [], "x")]
     for line, says in edited:
         path.write_text("".join(json.dumps(each) + "\n" for each in [whole[0], line, *whole[2:]]))
