@@ -26,10 +26,14 @@ def add_command(commands: Any) -> None:
 def _lm_eval(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError("is not installed", where="lm-eval", do="pip install 'foldspec[eval]'")
-    with ctrl_c_waits():
-        from lm_eval.__main__ import cli_evaluate
+    try:
+        with ctrl_c_waits():
+            from lm_eval.__main__ import cli_evaluate
 
-        import foldspec.lm_eval  # noqa: F401  (registers the model)
+            import foldspec.lm_eval  # noqa: F401  (registers the model)
+    except ImportError as error:  # something that it needs
+        what = f"is installed, but cannot be imported ({error!s:.200})"
+        raise UsageError(what, where="lm-eval", do="pip install 'foldspec[eval]'") from None
 
     before = sys.argv
     sys.argv = ["lm-eval", "run", "--model", "foldspec", *options.rest]

@@ -42,6 +42,12 @@ def test_without_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(main("lm-eval", "--tasks", "gsm8k"), 2, "lm-eval: is not installed; pip install 'foldspec[eval]'")
 
 
+def test_an_lm_eval_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that it needs is missing."""
+    monkeypatch.delattr(lm_eval.__main__, "cli_evaluate")
+    refused(main("lm-eval", "--tasks", "gsm8k"), 2, "lm-eval: is installed, but cannot be imported (cannot import name")
+
+
 ROWS: list[dict[str, Any]] = [
     {"question": "What is the capital of France?", "choices": ["Paris", "Rome"], "answer": "Paris"},
     {"question": "Which is larger, the sun or the moon?", "choices": ["The sun", "The moon"], "answer": "The sun"},
