@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from foldspec.cli_bench import add_inputs, add_output, add_runs, measure, read_settings
 from foldspec.cli_shared import add_engine, add_pair, ctrl_c_waits
@@ -28,6 +28,8 @@ Draft with a temperature (--temperature 1) to sweep laws, as the second paper do
 target's laws are point masses and drafts are argmaxes: with linear a draft that misses stands with probability lambda,
 with lenience if it is likely enough, and cactus is the rule exact whatever its leniency."""
 EFFORT = "each value of --steps, --confidence and --entropy-bound is one; a drafter of one step takes none of them"
+INPUTS: Final[dict[str, Any]] = {"tasks": "kv", "lengths": "512", "limit": 5}  # a sweep has many methods
+WARMUP: Final = 2
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +63,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     point.add_argument("--context", default="full", metavar="NAME", help="as a method of bench: full, fold:alpha=4")
     point.add_argument("--draft-temperature", type=float, metavar="X", help="default: --temperature's; 0: argmax")
-    add_inputs(parser.add_argument_group("what is measured"), tasks="kv", lengths="512", limit=5)
-    add_runs(parser.add_argument_group("how"), warmup=2)
+    add_inputs(parser.add_argument_group("what is measured"), **INPUTS)
+    add_runs(parser.add_argument_group("how"), warmup=WARMUP)
     add_output(parser)
     add_engine(parser)
 
@@ -80,8 +82,7 @@ def _pareto(options: argparse.Namespace) -> int:
         options.context,
         options.draft_temperature,
     )
-    defaults = {"tasks": "kv", "lengths": "512", "limit": 5, "warmup": 2, "calibrate": True}
-    settings = read_settings(options, **defaults)
+    settings = read_settings(options, **INPUTS, warmup=WARMUP, calibrate=True)
     return measure(options, settings, partial(_settle, options.drafter, asked), early=True)
 
 

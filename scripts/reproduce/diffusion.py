@@ -26,7 +26,7 @@ from foldspec.resources import DRAFTS, filled_in
 from reproduce import counts, live, paper, report, tables
 from reproduce.study import Part, Study, one
 
-__all__ = ["CONTEXT", "DIFFERS", "DREAM", "GEMMA", "OURS", "TASKS", "add", "axes", "columns_of", "measured", "run"]
+__all__ = ["DIFFERS", "DREAM", "GEMMA", "TASKS", "add", "axes", "columns_of", "measured", "run", "study"]
 
 DREAM, GEMMA = "qwen2.5-32b-dream-7b", "gemma-4-31b-diffusiongemma"
 TASKS = ("gsm8k", "humaneval", "gpqa_diamond")
@@ -80,6 +80,11 @@ def axes(
         raise UsageError(f"the drafter proposes {network.most} at most", where="--draft-tokens")
     steppy = "steps" in takes
     return asked.axes(drafter=None, takes_steps=steppy, drafts=most or DRAFTS, temperature=chosen.temperature)
+
+
+def study(*, notes: tuple[str, ...] = (), **own: Any) -> Study:
+    """One of this paper's, with what is ours in all of them. ``notes`` of its own stand before :data:`OURS`."""
+    return Study(max_context=CONTEXT, gpu="h200", notes=(*notes, *OURS), **own)
 
 
 def columns_of(*tasks: str) -> Any:

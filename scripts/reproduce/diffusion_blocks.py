@@ -8,8 +8,7 @@ import argparse
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, report
-from reproduce.diffusion import DREAM, OURS
-from reproduce.study import Study
+from reproduce.diffusion import DREAM
 
 MIRRORS = "Section G.2 of the paper on speculative diffusion: block sizes"
 DIFFERS = f"the section itself is not in the stored text; {diffusion.DIFFERS}"
@@ -19,14 +18,12 @@ def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
     return diffusion.axes(found, chosen, leniency="0,0.4,0.8,1", steps="1,2,4", drafts="4,8,16")
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_blocks",
     pairs=(DREAM,),
     columns=diffusion.columns_of("gsm8k"),
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
-    notes=("By default pair, task, drafts a round, steps, leniencies and the linear rule are ours.", *OURS),
+    notes=("By default pair, task, drafts a round, steps, leniencies and the linear rule are ours.",),
 )
 
 

@@ -8,8 +8,7 @@ import argparse
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, report
-from reproduce.diffusion import DREAM, OURS
-from reproduce.study import Study
+from reproduce.diffusion import DREAM
 
 MIRRORS = "Figure 2(b) of the paper on speculative diffusion: diffusion alone beside lenient speculative decoding"
 DIFFERS = diffusion.DIFFERS
@@ -22,14 +21,12 @@ def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
     return diffusion.axes(found, chosen, leniency="0", steps="1,2,4,8")
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_figure2b",
     pairs=(DREAM, "qwen2.5-32b-qwen2.5-1.5b"),
     columns=diffusion.columns_of("gsm8k"),
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
-    notes=("Task, verifier, steps and leniencies are ours: the stored text names only the drafters.", *OURS),
+    notes=("Task, verifier, steps and leniencies are ours: the stored text names only the drafters.",),
 )
 
 

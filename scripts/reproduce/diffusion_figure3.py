@@ -8,8 +8,7 @@ import argparse
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, report
-from reproduce.diffusion import DREAM, OURS
-from reproduce.study import Study
+from reproduce.diffusion import DREAM
 
 MIRRORS = "Figure 3 of the paper on speculative diffusion: theoretical and measured tradeoffs"
 DIFFERS = diffusion.DIFFERS
@@ -19,14 +18,12 @@ def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
     return diffusion.axes(found, chosen, leniency="0,0.2,0.4,0.6,0.8,1", steps="1,2,4,8")
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_figure3",
     pairs=(DREAM,),
     columns=diffusion.columns_of("gsm8k"),
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
-    notes=("By default pair, task and rule are the paper's; steps and leniencies are ours.", *OURS),
+    notes=("By default pair, task and rule are the paper's; steps and leniencies are ours.",),
 )
 
 

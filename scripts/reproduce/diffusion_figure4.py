@@ -8,8 +8,8 @@ import argparse
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, report
-from reproduce.diffusion import DREAM, GEMMA, OURS
-from reproduce.study import Column, Study
+from reproduce.diffusion import DREAM, GEMMA
+from reproduce.study import Column
 
 MIRRORS = "Figure 4 of the paper on speculative diffusion: Pareto frontiers under modified Cactus"
 DIFFERS = diffusion.DIFFERS
@@ -25,14 +25,12 @@ def columns(pair: str) -> list[Column]:
     return list(diffusion.columns_of(*tasks)(pair))
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_figure4",
     pairs=(DREAM, GEMMA),
     columns=columns,
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
-    notes=("By default pairs, rule and tasks are the paper's; steps and leniencies are ours.", *OURS),
+    notes=("By default pairs, rule and tasks are the paper's; steps and leniencies are ours.",),
 )
 
 

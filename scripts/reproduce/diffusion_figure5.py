@@ -8,8 +8,6 @@ import argparse
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, report
-from reproduce.diffusion import OURS
-from reproduce.study import Study
 
 MIRRORS = "Figure 5 of the paper on speculative diffusion: frontiers of drafters with a shared verifier"
 DIFFERS = diffusion.DIFFERS
@@ -23,17 +21,14 @@ def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
     return diffusion.axes(found, chosen, leniency="0,0.2,0.4,0.6,0.8,1", steps=steps, confidence=levels)
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_figure5",
     pairs=("qwen3-8b-sdar-1.7b", "qwen3-8b-sdar-8b", UNO, "qwen3-8b-dflash-b16", "qwen3-8b-dspark"),
     columns=diffusion.columns_of("gsm8k", "humaneval"),
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
     notes=(
         "By default verifier, drafters, tasks, leniencies, confidences and steps are the paper's; drafts a round are "
         "those of the checkpoints. Which checkpoint its DFlash is, it does not say: z-lab's is taken.",
-        *OURS,
     ),
 )
 

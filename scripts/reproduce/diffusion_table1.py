@@ -11,8 +11,7 @@ from typing import Any
 from foldspec.bench.axes import Axes
 from foldspec.loading import FoundPair
 from reproduce import diffusion, paper, report
-from reproduce.diffusion import DREAM, GEMMA, OURS, TASKS
-from reproduce.study import Study
+from reproduce.diffusion import DREAM, GEMMA, TASKS
 
 MIRRORS = "Table 1 of the paper on speculative diffusion: accuracies of drafter and verifier alone"
 DIFFERS = diffusion.DIFFERS
@@ -30,14 +29,11 @@ def axes(pair: str, found: FoundPair, chosen: argparse.Namespace) -> Axes:
     return diffusion.axes(found, chosen, leniency="0", steps=",".join(map(str, sorted({1, block}))))
 
 
-STUDY = Study(
+STUDY = diffusion.study(
     facts="diffusion_table1",
     pairs=(DREAM, "qwen3-8b-sdar-1.7b", "qwen3-8b-sdar-8b", GEMMA),
     columns=diffusion.columns_of(*TASKS),
     axes=axes,
-    max_context=diffusion.CONTEXT,
-    gpu="h200",
-    notes=OURS,
 )
 
 
